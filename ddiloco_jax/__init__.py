@@ -1,0 +1,1 @@
+"""Decoupled DiLoCo in JAX: independent learners, one synchronizer, no stops."""

@@ -1,0 +1,1 @@
+"""Fragment arithmetic: split, delta, merge, outer step, encodings."""

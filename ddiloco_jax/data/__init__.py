@@ -1,0 +1,1 @@
+"""Text and tokens: a batch is a function of (seed, shard, position)."""

@@ -1,0 +1,1 @@
+"""A run as a list of processes."""

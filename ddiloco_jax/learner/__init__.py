@@ -1,0 +1,1 @@
+"""A learner: the training loop and its link to the syncer."""

@@ -1,0 +1,1 @@
+"""The protocol as values: receipts, names and times in, decisions out."""

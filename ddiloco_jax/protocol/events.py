@@ -1,0 +1,377 @@
+"""What the state machine consumes (events) and what it decides (effects).
+
+Everything here is a receipt: numbers, names and times, never a tensor. Times
+are seconds since the run began, on the syncer's monotonic clock. A learner
+leaves `time`, `learner` and `incarnation` of an event at their defaults: the
+syncer stamps them from its clock and from the session that the event came in
+on. (arXiv 2604.21428, Sec. 3.)
+"""
+
+import dataclasses
+import enum
+from typing import Any, NamedTuple
+
+
+class Version(NamedTuple):
+  """A version of one fragment: `n` counts its merges over all epochs."""
+
+  epoch: int
+  n: int
+
+
+class Counts(NamedTuple):
+  """Steps and loss tokens of one fragment since its last adoption."""
+
+  steps: int = 0
+  tokens: int = 0
+
+
+class Position(NamedTuple):
+  """How far a data shard has been read: the next batch index."""
+
+  shard: int
+  batch: int
+
+
+class ReplyKey(NamedTuple):
+  """Names one reply, exactly once (spec: wire, rule 5)."""
+
+  learner: str
+  incarnation: int
+  fragment: int
+  round: int
+  attempt: int
+
+
+class Outcome(enum.StrEnum):
+  """What became of a reply."""
+
+  INCLUDED = "included"  # Merged; told in a publication.
+  ACCEPTED = "accepted"  # Will be merged in the round it answers.
+  CARRIED = "carried"  # Will be merged in a later round of its fragment.
+  DUPLICATE = "duplicate"  # Seen before; the first outcome stands.
+  LATE = "late"  # Its round is closed.
+  REFUSED = "refused"  # Not merged; the reason says why.
+  NOT_ASKED = "not_asked"  # Receiver of a publication had no reply in it.
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+  time: float = 0.0  # Seconds since the run began.
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerEvent(Event):
+  learner: str = ""
+  incarnation: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Joined(Event):
+  """A learner said hello on a control stream.
+
+  Attributes:
+    learner: Its id, chosen by whoever launched it.
+    nonce: Random name of its process: the same nonce is a reconnect.
+    takeover: Fence a live process of the same id.
+    bases: Base version per fragment that the process trains from; empty for a
+      process that has none yet.
+    max_replies: Replies it may have under way at once.
+  """
+
+  learner: str
+  nonce: str
+  takeover: bool = False
+  bases: tuple[Version, ...] = ()
+  max_replies: int = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Disconnected(LearnerEvent):
+  """Its control stream ended without a goodbye."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Left(LearnerEvent):
+  """It said goodbye."""
+
+  reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Heard(LearnerEvent):
+  """Any byte of it: a heartbeat, or chunks of a bulk transfer."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Reported(LearnerEvent):
+  """Its progress at a step boundary.
+
+  Attributes:
+    step: Steps taken by this process; under `wait_for_publication` the
+      cumulative index, which starts at the t of its welcome.
+    counts: Per fragment, since its last adoption.
+    positions: Per data shard it reads, the next batch.
+    boundaries: Under `wait_for_publication`: (fragment, step index at which it
+      was copied) for every copy not yet published to it.
+    waiting: It takes no step until a publication arrives.
+    exhausted: Its data is used up; it takes no more steps.
+    metrics: Newest values for the run's records, such as its loss.
+  """
+
+  step: int
+  counts: tuple[Counts, ...]
+  positions: tuple[Position, ...] = ()
+  boundaries: tuple[tuple[int, int], ...] = ()
+  waiting: bool = False
+  exhausted: bool = False
+  metrics: tuple[tuple[str, float], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Applied(LearnerEvent):
+  """It adopted a published version at a step boundary.
+
+  Attributes:
+    step: Its step at that boundary.
+    counts: Steps and tokens of this fragment that the adoption reset.
+  """
+
+  fragment: int
+  version: Version
+  step: int
+  counts: Counts = Counts()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Pushing(LearnerEvent):
+  """Bytes of a reply arrived; at most one such event a second per reply.
+
+  Also opens the upload: the first one has num_bytes == 0.
+  """
+
+  fragment: int
+  round: int
+  attempt: int
+  num_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PushBroken(LearnerEvent):
+  """An upload ended before it was whole; nothing of it is kept."""
+
+  fragment: int
+  round: int
+  attempt: int
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Replied(LearnerEvent):
+  """A whole reply is in its buffer; length and checksum have passed.
+
+  Attributes:
+    base: The version that the delta is taken against.
+    counts: Steps and loss tokens that the delta covers.
+    norm: L2 norm of the delta over the fragment, float64; inf or nan where an
+      element is not finite.
+    lr_sum: Sum of the inner learning rate over the covered steps; 0 if the
+      learner does not say (then `norm` is judged per step).
+    positions: Data positions at the boundary of the copy.
+  """
+
+  fragment: int
+  round: int
+  attempt: int
+  base: Version
+  counts: Counts
+  norm: float
+  lr_sum: float = 0.0
+  positions: tuple[Position, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Merged(Event):
+  """The merge worker has the new bytes of a fragment ready to serve."""
+
+  fragment: int
+  round: int
+  version: Version
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Ticked(Event):
+  """Time passed; sent when `machine.next_timer` falls due."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequested(Event):
+  """SIGTERM or SIGINT reached the syncer: end the run now, in order."""
+
+  reason: str
+
+
+# --- effects ---------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+  reason: str = ""  # A sentence; status, logs and tests use the same one.
+
+
+class FragmentClock(NamedTuple):
+  """What a joining learner is told of one fragment.
+
+  Attributes:
+    version: The newest published version.
+    n0: The n from which this epoch started (bases with n <= n0 stay valid).
+    merged_n: Version n that the newest reply of this learner was merged into;
+      0 if none was.
+    merged_round: Round of that reply; -1 if none.
+    merged_attempt: Attempt of that reply; -1 if none.
+  """
+
+  version: Version
+  n0: int
+  merged_n: int = 0
+  merged_round: int = -1
+  merged_attempt: int = -1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome(Effect):
+  """Admits a process; the syncer adds a session secret."""
+
+  learner: str
+  nonce: str
+  incarnation: int
+  reconnect: bool
+  clocks: tuple[FragmentClock, ...]
+  positions: tuple[Position, ...]
+  t: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Reject(Effect):
+  """Refuses a hello; `code` is a name in wire/status.py."""
+
+  learner: str
+  nonce: str
+  code: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Fence(Effect):
+  """An incarnation is over: its stream is closed, its answers are refused."""
+
+  learner: str
+  incarnation: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Pull(Effect):
+  """Ask one member for its reply."""
+
+  learner: str
+  incarnation: int
+  fragment: int
+  round: int
+  attempt: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved(Effect):
+  """The answer to a `Replied`: its outcome. Its buffer stays on accepted and
+  carried, and is freed on everything else."""
+
+  key: ReplyKey
+  outcome: Outcome
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Free(Effect):
+  """Free the buffer of a reply that will not be merged after all."""
+
+  key: ReplyKey
+
+
+class MergeInput(NamedTuple):
+  """One reply to merge: where its buffer is, and its weight (Sec. 3.2)."""
+
+  key: ReplyKey
+  weight: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Merge(Effect):
+  """Merge these replies, in this order, into `version` of the fragment."""
+
+  fragment: int
+  round: int
+  attempt: int
+  version: Version
+  inputs: tuple[MergeInput, ...]
+
+
+class Receiver(NamedTuple):
+  """One receiver of a publication, and what became of its reply."""
+
+  learner: str
+  incarnation: int
+  outcome: Outcome
+  reason: str = ""
+  round: int = -1
+  attempt: int = -1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Publish(Effect):
+  """Tell the receivers that a version can be fetched.
+
+  Attributes:
+    exact: Served in float32 and adopted with alpha 0 (the end of a run). The
+      version may be one that the receiver already has in a coarser format.
+  """
+
+  fragment: int
+  version: Version
+  receivers: tuple[Receiver, ...]
+  exact: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUp(Effect):
+  """A round ended without a merge."""
+
+  fragment: int
+  round: int
+  attempt: int
+  receivers: tuple[Receiver, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Ending(Effect):
+  """Tell every learner to stop stepping; it still answers and adopts."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Finished(Effect):
+  """The run is over. `missing`: learners that did not acknowledge the end."""
+
+  exit_code: int
+  missing: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm(Effect):
+  """Something an operator should see; `kind` is stable, for metrics."""
+
+  kind: str
+
+
+def to_dict(value: Event | Effect) -> dict[str, Any]:
+  """An event or effect as JSON-ready values, named by its class."""
+  fields = {
+    f.name: getattr(value, f.name) for f in dataclasses.fields(value)
+  }
+  return {"type": type(value).__name__, **fields}

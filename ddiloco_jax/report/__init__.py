@@ -1,0 +1,1 @@
+"""Reads tapes and metrics files; draws what happened."""

@@ -1,0 +1,1 @@
+"""The synchronizer: merges fragments and serves them over gRPC."""

@@ -1,0 +1,1 @@
+"""An ordinary JAX trainer that does not know DiLoCo exists."""

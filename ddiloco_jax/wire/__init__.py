@@ -1,0 +1,1 @@
+"""What travels: fragments as bytes, messages, errors."""
