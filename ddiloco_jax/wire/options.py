@@ -1,0 +1,123 @@
+"""Settings of the wire, and the gRPC options that both of its ends draw from.
+
+Keepalive of client and server come from one value, so that the two never
+disagree; no user ever sets a message limit. (arXiv 2604.21428, Sec. 3.)
+"""
+
+import dataclasses
+
+FORMATS = ("float32", "bfloat16")  # Served; int8 and int4 have their place.
+MAX_MESSAGE_BYTES = 4 << 20  # gRPC's own default limit of a receiver.
+MAX_CHUNK_BYTES = 3 << 20  # Leaves room for whatever else is in a message.
+
+Options = tuple[tuple[str, int], ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WireConfig:
+  """How bytes travel.
+
+  Attributes:
+    up_format: Format of replies; the syncer's value rules.
+    down_format: Format of publications, the exact ones apart.
+    chunk_bytes: The most data bytes in one message.
+    keepalive_s: A silent connection is probed after so long.
+    keepalive_timeout_s: It is dropped if the probe is not answered in so long.
+    reconnect_max_s: The longest pause between two attempts to connect.
+    call_timeout_s: Bound of a call that moves no fragment.
+    bandwidth_bytes_per_s: Cap on the fragment bytes that a learner sends, and
+      likewise on those it receives; 0 for none.
+    max_calls: Calls that the syncer serves at once. A learner holds one, and
+      one more per transfer; threads are made only as they are needed.
+    insecure: Allow the syncer to listen beyond loopback without TLS.
+  """
+
+  up_format: str = "bfloat16"
+  down_format: str = "float32"
+  chunk_bytes: int = 1 << 20
+  keepalive_s: float = 10.0
+  keepalive_timeout_s: float = 10.0
+  reconnect_max_s: float = 1.0
+  call_timeout_s: float = 10.0
+  bandwidth_bytes_per_s: int = 0
+  max_calls: int = 512
+  insecure: bool = False
+
+  def __post_init__(self):
+    for name in ("up_format", "down_format"):
+      if getattr(self, name) not in FORMATS:
+        raise ValueError(
+          f"wire.{name} is {getattr(self, name)!r}; it must be one of "
+          f"{', '.join(FORMATS)}."
+        )
+    if not 1 <= self.chunk_bytes <= MAX_CHUNK_BYTES:
+      raise ValueError(
+        f"wire.chunk_bytes is {self.chunk_bytes}; it must be in 1.."
+        f"{MAX_CHUNK_BYTES}, so that no message reaches gRPC's default limit "
+        f"of {MAX_MESSAGE_BYTES} bytes."
+      )
+    for name in (
+      "keepalive_s",
+      "keepalive_timeout_s",
+      "reconnect_max_s",
+      "call_timeout_s",
+    ):
+      if not getattr(self, name) >= 0.1:
+        raise ValueError(
+          f"wire.{name} is {getattr(self, name)}; it must be at least 0.1 s."
+        )
+    if self.bandwidth_bytes_per_s < 0:
+      raise ValueError(
+        f"wire.bandwidth_bytes_per_s is {self.bandwidth_bytes_per_s}; it must "
+        "be at least 0 (no cap)."
+      )
+    if self.max_calls < 4:
+      raise ValueError(
+        f"wire.max_calls is {self.max_calls}; it must be at least 4."
+      )
+
+
+def channel_options(cfg: WireConfig) -> Options:
+  """Options of a learner's channel."""
+  reconnect_ms = _ms(cfg.reconnect_max_s)
+  return (
+    *_shared_options(cfg),
+    ("grpc.initial_reconnect_backoff_ms", min(100, reconnect_ms)),
+    ("grpc.min_reconnect_backoff_ms", min(100, reconnect_ms)),
+    ("grpc.max_reconnect_backoff_ms", reconnect_ms),
+    # A name is resolved anew as often as it is tried.
+    ("grpc.dns_min_time_between_resolutions_ms", reconnect_ms),
+    # A connection, and its back-off, of its own for every channel.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),  # The environment changes nothing.
+    ("grpc.enable_retries", 0),  # A link retries, and knows what it repeats.
+  )
+
+
+def server_options(cfg: WireConfig) -> Options:
+  """Options of the syncer's server."""
+  return (
+    *_shared_options(cfg),
+    # Nobody is thrown off for pinging too often, whatever its own settings.
+    ("grpc.http2.max_ping_strikes", 0),
+    (
+      "grpc.http2.min_ping_interval_without_data_ms",
+      _ms(min(1.0, cfg.keepalive_s / 2)),
+    ),
+    ("grpc.so_reuseport", 0),  # A port in use is an error.
+  )
+
+
+def _shared_options(cfg: WireConfig) -> Options:
+  return (
+    ("grpc.keepalive_time_ms", _ms(cfg.keepalive_s)),
+    ("grpc.keepalive_timeout_ms", _ms(cfg.keepalive_timeout_s)),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),  # No limit.
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+  )
+
+
+def _ms(seconds: float) -> int:
+  return max(1, round(1000 * seconds))

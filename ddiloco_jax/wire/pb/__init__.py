@@ -1,0 +1,1 @@
+"""Generated from protos/ by scripts/make_protos.sh; never edited."""

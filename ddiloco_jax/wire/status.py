@@ -1,0 +1,64 @@
+"""Faults that cross the wire: one error, one table to gRPC codes, both ways.
+
+What the protocol foresees (late, duplicate, carried, refused ...) is never an
+error but an outcome. (arXiv 2604.21428, Sec. 3.)
+"""
+
+import grpc
+
+# A code's name is gRPC's own; what it means here, and for whom to act.
+CODES = {
+  "UNAUTHENTICATED": "no session secret or a wrong one, token or certificate",
+  "PERMISSION_DENIED": "a learner's token on an admin call",
+  "FAILED_PRECONDITION": "layout, run id or protocol differ, or run finished",
+  "ABORTED": "an older incarnation or epoch speaks",
+  "INVALID_ARGUMENT": "malformed header, wrong length or checksum, bad counts",
+  "RESOURCE_EXHAUSTED": "too many learners, or a full queue",
+  "UNAVAILABLE": "not reached, shutting down or restoring: retry",
+  "INTERNAL": "a fault of the syncer's own: see its log",
+}
+_TO_GRPC = {name: grpc.StatusCode[name] for name in CODES}
+_FROM_GRPC = {code: name for name, code in _TO_GRPC.items()} | {
+  grpc.StatusCode.CANCELLED: "UNAVAILABLE",
+  grpc.StatusCode.DEADLINE_EXCEEDED: "UNAVAILABLE",
+  grpc.StatusCode.UNKNOWN: "INTERNAL",
+  grpc.StatusCode.DATA_LOSS: "UNAVAILABLE",
+  # The address answers gRPC, but serves no ddiloco.v1.Synchronizer.
+  grpc.StatusCode.UNIMPLEMENTED: "FAILED_PRECONDITION",
+}
+
+
+class ServiceError(Exception):
+  """A fault of a caller or of the transport.
+
+  Attributes:
+    code: A name in `CODES`.
+    text: What was wrong: the value, the rule, the fix.
+  """
+
+  def __init__(self, code: str, text: str):
+    assert code in CODES, code
+    super().__init__(f"{code}: {text}")
+    self.code = code
+    self.text = text
+
+  @property
+  def is_worth_retrying(self) -> bool:
+    """True where the same call may succeed later."""
+    return self.code == "UNAVAILABLE"
+
+
+def to_grpc(code: str) -> grpc.StatusCode:
+  """The gRPC code of an error's code."""
+  return _TO_GRPC[code]
+
+
+def from_grpc(error: grpc.RpcError, address: str) -> ServiceError:
+  """What a call to the syncer at `address` failed with."""
+  assert isinstance(error, grpc.Call), error
+  code = error.code()
+  text = error.details() or "no details"
+  name = _FROM_GRPC.get(code, "INTERNAL")
+  if name != code.name or name in ("UNAVAILABLE", "INTERNAL"):
+    text = f"{text} ({code.name} from the syncer at {address})"
+  return ServiceError(name, text)
