@@ -1,0 +1,325 @@
+"""The training step: a pure, jitted function of a state that it consumes.
+
+The learning rate is read from `schedule_step`, which the step advances like its
+own counter but which a caller may overwrite between steps.
+(arXiv 2604.21428, Sec. 3: the inner optimizer.)
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import struct
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ddiloco_jax.models import transformer
+from ddiloco_jax.training import mesh as meshes
+
+Batch = dict[str, Any]  # inputs, targets int32 [B, T]; weights float32 [B, T].
+Metrics = dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+  """How a model is trained.
+
+  Attributes:
+    batch_size: Rows of a batch, over all devices of the mesh.
+    seq_len: Tokens of a row.
+    learning_rate: The peak.
+    warmup_steps: Steps of linear growth to the peak.
+    decay_steps: The step at which the cosine ends, warm-up included; after it
+      the rate stays.
+    min_lr_ratio: Final over peak rate.
+    rewarm_steps: Fresh moments are never met by a rate above a linear growth
+      over so many steps (a restart); at most `warmup_steps` count.
+    optimizer: "adamw", or "sgd" without momentum.
+    b1: Decay of Adam's first moment.
+    b2: Decay of Adam's second moment.
+    eps: Added to the root of Adam's second moment.
+    weight_decay: Decoupled, per unit of learning rate; norm scales are exempt.
+    clip_norm: Bound on the gradient's global norm; 0 turns it off.
+    accumulate_steps: Parts into which a batch's rows are split, one after the
+      other, to save memory; the result is that of the whole batch.
+  """
+
+  batch_size: int = 8
+  seq_len: int = 128
+  learning_rate: float = 3e-3
+  warmup_steps: int = 50
+  decay_steps: int = 1000
+  min_lr_ratio: float = 0.1
+  rewarm_steps: int = 10
+  optimizer: str = "adamw"
+  b1: float = 0.9
+  b2: float = 0.95
+  eps: float = 1e-8
+  weight_decay: float = 0.1
+  clip_norm: float = 1.0
+  accumulate_steps: int = 1
+
+  def __post_init__(self):
+    for name in ("batch_size", "seq_len", "accumulate_steps", "decay_steps"):
+      _check(self, name, getattr(self, name) >= 1, "at least 1")
+    for name in ("warmup_steps", "rewarm_steps", "weight_decay", "clip_norm"):
+      _check(self, name, getattr(self, name) >= 0, "at least 0")
+    for name in ("learning_rate", "eps"):
+      _check(self, name, getattr(self, name) > 0, "above 0")
+    for name in ("b1", "b2"):
+      _check(self, name, 0 <= getattr(self, name) < 1, "in [0, 1)")
+    _check(self, "min_lr_ratio", 0 <= self.min_lr_ratio <= 1, "in [0, 1]")
+    known = self.optimizer in ("adamw", "sgd")
+    _check(self, "optimizer", known, 'one of "adamw", "sgd"')
+    _check(
+      self,
+      "decay_steps",
+      self.decay_steps >= self.warmup_steps,
+      f"at least train.warmup_steps ({self.warmup_steps})",
+    )
+    _check(
+      self,
+      "accumulate_steps",
+      self.batch_size % self.accumulate_steps == 0,
+      f"a divisor of train.batch_size ({self.batch_size})",
+    )
+
+
+class TrainState(struct.PyTreeNode):
+  """What a step consumes and returns.
+
+  Attributes:
+    step: Steps taken, int32.
+    params: Nested dict of arrays.
+    opt_state: The optimizer's moments, float32.
+    schedule_step: Where the learning rate is read, int32; equal to `step`
+      unless a caller overwrites it (with an np.int32).
+    moments_age: Steps since the moments were fresh, int32.
+  """
+
+  step: Any
+  params: Any
+  opt_state: Any
+  schedule_step: Any
+  moments_age: Any
+
+
+def learning_rate(cfg: TrainConfig) -> Callable[..., Any]:
+  """Returns (schedule_step, moments_age=None) -> rate, for ints and tracers.
+
+  The first step of a warm-up already moves: its rate is peak / warmup_steps.
+  """
+  rewarm = min(cfg.rewarm_steps, cfg.warmup_steps)
+  span = max(1, cfg.decay_steps - cfg.warmup_steps)
+
+  def rate(schedule_step, moments_age=None):
+    xp = jnp if isinstance(schedule_step, jax.Array) else np
+    growth = (schedule_step + 1) / max(1, cfg.warmup_steps)
+    progress = xp.clip((schedule_step - cfg.warmup_steps) / span, 0.0, 1.0)
+    cosine = 0.5 * (1.0 + xp.cos(xp.pi * progress))
+    decay = cfg.min_lr_ratio + (1.0 - cfg.min_lr_ratio) * cosine
+    share = xp.minimum(growth, decay)
+    if moments_age is not None and rewarm:
+      share = xp.minimum(share, (moments_age + 1) / rewarm)
+    return cfg.learning_rate * share
+
+  return rate
+
+
+def make_optimizer(cfg: TrainConfig) -> optax.GradientTransformation:
+  """The chain up to, and without, the learning rate."""
+  direction = {
+    "adamw": lambda: optax.scale_by_adam(cfg.b1, cfg.b2, cfg.eps),
+    "sgd": optax.identity,
+  }[cfg.optimizer]()
+  decay = optax.add_decayed_weights(cfg.weight_decay, mask=_is_decayed)
+  return optax.chain(direction, decay)
+
+
+def init_state(
+  model: transformer.Transformer, cfg: TrainConfig, mesh: Mesh, seed: int
+) -> TrainState:
+  """A fresh state; its parameters depend on the seed, not on the mesh."""
+
+  def init():
+    return _fresh(transformer.init_params(model, seed), cfg, 0)
+
+  shape = jax.eval_shape(init)
+  return jax.jit(init, out_shardings=meshes.shardings(shape, mesh))()
+
+
+def state_from_params(
+  params: Any, cfg: TrainConfig, mesh: Mesh, step: int = 0
+) -> TrainState:
+  """A state of given parameters with fresh moments, which re-warm.
+
+  Args:
+    params: Nested dict of arrays anywhere, host or device; they are copied.
+    step: The value of `step` and `schedule_step`.
+  """
+
+  def init(params):
+    # A jitted identity would hand the input itself on; the copy may be donated.
+    return _fresh(jax.tree.map(jnp.copy, params), cfg, step)
+
+  params = jax.tree.map(lambda x: np.array(x), params)
+  shape = jax.eval_shape(init, params)
+  return jax.jit(init, out_shardings=meshes.shardings(shape, mesh))(params)
+
+
+def abstract_state(
+  model: transformer.Transformer, cfg: TrainConfig, mesh: Mesh
+) -> TrainState:
+  """The state's shapes, dtypes and shardings, e.g. to restore into."""
+  shape = jax.eval_shape(
+    lambda: _fresh(transformer.init_params(model, 0), cfg, 0)
+  )
+  return jax.tree.map(
+    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+    shape,
+    meshes.shardings(shape, mesh),
+  )
+
+
+def make_train_step(
+  model: transformer.Transformer, cfg: TrainConfig, mesh: Mesh
+) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+  """Returns the jitted step (state, batch) -> (state, metrics).
+
+  The state is donated: use the returned one. The batch may be of host arrays.
+  Metrics are device scalars (loss in nats per token, num_tokens, grad_norm
+  before clipping, learning_rate); read them once the next step is dispatched.
+
+  Raises:
+    ValueError: the mesh cannot split a part of the batch evenly.
+  """
+  part = cfg.batch_size // cfg.accumulate_steps
+  ways = mesh.shape["data"] * mesh.shape["fsdp"]
+  if part % ways:
+    raise ValueError(
+      f"train.batch_size / train.accumulate_steps is {part}: mesh.data * "
+      f"mesh.fsdp ({ways}) must divide it; raise the batch size."
+    )
+  model = model.clone(place=meshes.keep_rows_apart(mesh))
+  optimizer, rate = make_optimizer(cfg), learning_rate(cfg)
+
+  def train_step(state: TrainState, batch: Batch):
+    loss, num_tokens, grads = _gradient(model, cfg, state.params, batch)
+    grad_norm = optax.tree.norm(grads)
+    if cfg.clip_norm:
+      scale = jnp.minimum(1.0, cfg.clip_norm / (grad_norm + 1e-12))
+      grads = jax.tree.map(lambda g: g * scale, grads)
+    params32 = _float32(state.params)
+    updates, opt_state = optimizer.update(grads, state.opt_state, params32)
+    lr = jnp.asarray(rate(state.schedule_step, state.moments_age), jnp.float32)
+    params = jax.tree.map(
+      lambda old, p, u: (p - lr * u).astype(old.dtype),
+      state.params,
+      params32,
+      updates,
+    )
+    metrics = {
+      "loss": loss,
+      "num_tokens": num_tokens,
+      "grad_norm": grad_norm,
+      "learning_rate": lr,
+    }
+    state = TrainState(
+      step=state.step + 1,
+      params=params,
+      opt_state=opt_state,
+      schedule_step=state.schedule_step + 1,
+      moments_age=state.moments_age + 1,
+    )
+    return state, metrics
+
+  places = meshes.shardings(abstract_state(model, cfg, mesh), mesh)
+  return jax.jit(
+    train_step,
+    in_shardings=(places, NamedSharding(mesh, meshes.BATCH)),
+    out_shardings=(places, NamedSharding(mesh, PartitionSpec())),
+    donate_argnums=0,
+  )
+
+
+def sum_loss(
+  model: transformer.Transformer, params: Any, batch: Batch
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+  """Returns the weighted sum of nats, and (sum of weights, tokens that count).
+
+  All in float32 but the last, an int32.
+  """
+  logits_BxTxV = model.apply({"params": params}, batch["inputs"])
+  nats_BxT = optax.softmax_cross_entropy_with_integer_labels(
+    logits_BxTxV.astype(jnp.float32), batch["targets"]
+  )
+  weights_BxT = batch["weights"].astype(jnp.float32)
+  num_tokens = jnp.sum(weights_BxT != 0, dtype=jnp.int32)
+  return jnp.sum(nats_BxT * weights_BxT), (jnp.sum(weights_BxT), num_tokens)
+
+
+def _gradient(
+  model: transformer.Transformer, cfg: TrainConfig, params: Any, batch: Batch
+):
+  """Mean loss, token count and float32 gradient of a batch, part by part.
+
+  Sums are accumulated and divided once, so that a part with few tokens weighs
+  little.
+  """
+  part_gradient = jax.value_and_grad(
+    lambda params, part: sum_loss(model, params, part), has_aux=True
+  )
+
+  def add(total, part):
+    (nats, (weight, num_tokens)), grads = part_gradient(params, part)
+    new = (nats, weight, num_tokens, _float32(grads))
+    return jax.tree.map(jnp.add, total, new), None
+
+  if cfg.accumulate_steps == 1:
+    (nats, (weight, num_tokens)), grads = part_gradient(params, batch)
+  else:
+    # Rows i, i + A, ...: each part is spread over the devices as the whole is.
+    parts = jax.tree.map(
+      lambda x: x.reshape(-1, cfg.accumulate_steps, *x.shape[1:]).swapaxes(
+        0, 1
+      ),
+      batch,
+    )
+    zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
+    start = (jnp.float32(0), jnp.float32(0), jnp.int32(0), zeros)
+    (nats, weight, num_tokens, grads), _ = jax.lax.scan(add, start, parts)
+  # A batch without a single token has gradient 0, not NaN.
+  share = 1.0 / jnp.where(weight > 0, weight, 1.0)
+  grads = jax.tree.map(lambda g: g.astype(jnp.float32) * share, grads)
+  return nats * share, num_tokens, grads
+
+
+def _fresh(params: Any, cfg: TrainConfig, step: int) -> TrainState:
+  return TrainState(
+    step=jnp.int32(step),
+    params=params,
+    opt_state=make_optimizer(cfg).init(_float32(params)),
+    schedule_step=jnp.int32(step),
+    moments_age=jnp.int32(0),
+  )
+
+
+def _float32(tree: Any) -> Any:
+  return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
+
+
+def _is_decayed(params: Any) -> Any:
+  return jax.tree_util.tree_map_with_path(
+    lambda key_path, _: not meshes.tree_path(key_path).endswith("scale"),
+    params,
+  )
+
+
+def _check(cfg: TrainConfig, name: str, holds: bool, rule: str) -> None:
+  if not holds:
+    raise ValueError(
+      f"train.{name} is {getattr(cfg, name)!r}: it must be {rule}."
+    )

@@ -1,0 +1,156 @@
+"""A model in training: owns the train state, the jitted step and its checkpoints.
+
+Metrics of a step are read only after the next one is dispatched, so that the
+device never waits for the host.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from ddiloco_jax.models import transformer
+from ddiloco_jax.training import checkpoint, mesh, parts, step
+
+Record = dict[str, Any]
+
+
+class Trainer:
+  """Steps a train state through batches.
+
+  Args:
+    model: What is trained.
+    cfg: How.
+    devices: The mesh that the state and the batches are laid over.
+    seed: Of the initial parameters.
+  """
+
+  def __init__(
+    self,
+    model: transformer.Transformer,
+    cfg: step.TrainConfig,
+    devices: Mesh,
+    seed: int,
+  ):
+    self.state = step.init_state(model, cfg, devices, seed)
+    self._mesh = devices
+    self._rate = step.learning_rate(cfg)
+    self._step = step.make_train_step(model, cfg, devices)
+    self._age = 0
+    self._pending: tuple[int, step.Metrics] | None = None
+    self._last_read = time.monotonic()
+
+  @property
+  def params(self) -> dict[str, Any]:
+    return self.state.params
+
+  def step(self, batch: Mapping[str, np.ndarray], index: int) -> Record:
+    """Dispatches a step with the learning rate at `index`.
+
+    Returns:
+      The record of the step before, empty at the first: step, loss,
+      num_tokens, grad_norm, learning_rate, step_s.
+    """
+    before = self._pending
+    state = self.state.replace(schedule_step=np.int32(index))
+    placed = mesh.place_batch(dict(batch), self._mesh)
+    self.state, metrics = self._step(state, placed)
+    self._age += 1
+    self._pending = (self._age, metrics)
+    return self._read(before)
+
+  def last(self) -> Record:
+    """The record of the newest step; waits for it."""
+    pending, self._pending = self._pending, None
+    return self._read(pending)
+
+  def learning_rate(self, index: int) -> float:
+    """The rate that the next step takes at `index`."""
+    return float(self._rate(index, self._age))
+
+  def take(self, paths: Iterable[str]) -> dict[str, jax.Array]:
+    """Copies parameters by tree path; see `parts.take`."""
+    return parts.take(self.state.params, paths)
+
+  def put(self, arrays: Mapping[str, np.ndarray]) -> None:
+    """Overwrites parameters by tree path; see `parts.put`."""
+    params = parts.put(self.state.params, arrays)
+    self.state = self.state.replace(params=params)
+
+  def save(
+    self, to: checkpoint.Checkpoints, at: int, record: Mapping[str, Any]
+  ) -> None:
+    """Starts an asynchronous checkpoint of the state."""
+    trees = {
+      "params": self.state.params,
+      "opt_state": self.state.opt_state,
+      "counters": self._counters(),
+    }
+    to.save(at, trees=trees, records={"progress": dict(record)})
+
+  def restore(self, source: checkpoint.Checkpoints, at: int) -> dict[str, Any]:
+    """Takes over a checkpoint's state.
+
+    Returns:
+      The record that was saved with it.
+    """
+    like = {
+      "params": self.state.params,
+      "opt_state": self.state.opt_state,
+      "counters": self._counters(),
+    }
+    trees = source.restore(at, like)
+    self.state = self.state.replace(
+      params=trees["params"],
+      opt_state=trees["opt_state"],
+      **trees["counters"],
+    )
+    self._age = int(self.state.moments_age)
+    return source.records(at)["progress"]
+
+  def _counters(self) -> dict[str, Any]:
+    return {
+      "step": self.state.step,
+      "schedule_step": self.state.schedule_step,
+      "moments_age": self.state.moments_age,
+    }
+
+  def _read(self, pending: tuple[int, step.Metrics] | None) -> Record:
+    if pending is None:
+      return {}
+    at, metrics = pending
+    values = {name: float(x) for name, x in jax.device_get(metrics).items()}
+    now = time.monotonic()
+    step_s, self._last_read = now - self._last_read, now
+    return {"step": at, **values, "step_s": step_s}
+
+
+def train(
+  trainer: Trainer,
+  batches: Callable[[int], Mapping[str, np.ndarray] | None],
+  num_steps: int,
+  at_boundary: Callable[[int, Record], bool],
+  start: int = 0,
+) -> int:
+  """Plain training: one step after the other, nothing else.
+
+  Args:
+    batches: Position -> batch; None once the data is used up.
+    at_boundary: Called with (steps taken, record of an earlier step, maybe
+      empty) after each step; True ends the training.
+    start: Steps taken already.
+
+  Returns:
+    Steps taken in all.
+  """
+  for position in range(start, num_steps):
+    batch = batches(position)
+    if batch is None:
+      return position
+    record = trainer.step(batch, position)
+    if at_boundary(position + 1, record):
+      return position + 1
+  return num_steps
