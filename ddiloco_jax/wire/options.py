@@ -83,8 +83,9 @@ def channel_options(cfg: WireConfig) -> Options:
   return (
     *_shared_options(cfg),
     ("grpc.initial_reconnect_backoff_ms", min(100, reconnect_ms)),
-    ("grpc.min_reconnect_backoff_ms", min(100, reconnect_ms)),
     ("grpc.max_reconnect_backoff_ms", reconnect_ms),
+    # Against its name, the time that one attempt to connect is given.
+    ("grpc.min_reconnect_backoff_ms", 2 * reconnect_ms),
     # A name is resolved anew as often as it is tried.
     ("grpc.dns_min_time_between_resolutions_ms", reconnect_ms),
     # A connection, and its back-off, of its own for every channel.

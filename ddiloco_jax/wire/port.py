@@ -164,12 +164,17 @@ class PushResult:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentHeader:
-  """First part of a fetch (message FragmentHeader)."""
+  """First part of a fetch (message FragmentHeader).
+
+  Attributes:
+    crc32: Of the bytes, where the syncer keeps it; else computed when served.
+  """
 
   fragment: int
   version: events.Version
   format: str
   num_bytes: int
+  crc32: int | None = None
 
 
 class Control(Protocol):
@@ -187,7 +192,7 @@ class Control(Protocol):
     ...
 
   def close(self) -> None:
-    """Ends the stream without a goodbye."""
+    """Ends the stream without a goodbye; after one, or twice, does nothing."""
 
 
 class Synchronizer(Protocol):

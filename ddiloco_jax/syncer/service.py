@@ -1,0 +1,155 @@
+"""The syncer's servicer: it translates between messages and calls, no more.
+
+(arXiv 2604.21428, Sec. 3.)
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import grpc
+
+from ddiloco_jax.protocol import events
+from ddiloco_jax.wire import codec, headers, messages, port, standing, transfer
+from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
+from ddiloco_jax.wire.status import ServiceError, to_grpc
+
+
+class Served(port.Synchronizer, Protocol):
+  """What a service carries: a Synchronizer that also tells how it stands."""
+
+  def status(self) -> Any: ...
+
+
+class Service:
+  """The methods of ddiloco.v1.Synchronizer over a `Served`."""
+
+  def __init__(self, synchronizer: Served):
+    self._synchronizer = synchronizer
+
+  def GetRun(self, request: pb.GetRunRequest, context) -> pb.Run:
+    with _faults(context):
+      return messages.run_to_pb(self._synchronizer.get_run())
+
+  def Join(
+    self, requests: Iterator[pb.LearnerMessage], context
+  ) -> Iterator[pb.SyncerMessage]:
+    with _faults(context):
+      hello = _receive_hello(requests)
+      control = self._synchronizer.join(hello)
+      upward = _Upward(requests, control)
+      if not context.add_callback(control.close):
+        control.close()  # It went away in between.
+      upward.start()
+      for stamp, notice in control.notices():
+        yield messages.notice_to_pb(stamp, notice)
+      if upward.error:
+        raise upward.error
+
+  def PushFragment(
+    self, parts: Iterator[transfer.Part], context
+  ) -> pb.PushOutcome:
+    with _faults(context):
+      header = transfer.receive_header(parts)
+      result = self._synchronizer.push(
+        headers.reply_header_from_pb(header),
+        transfer.receive_chunks(parts, header.num_bytes),
+      )
+      return headers.push_result_to_pb(result)
+
+  def FetchFragment(
+    self, request: pb.FetchRequest, context
+  ) -> Iterator[transfer.Part]:
+    with _faults(context):
+      chunk_bytes = self._synchronizer.get_run().chunk_bytes
+      header, data = self._synchronizer.fetch(*headers.fetch_from_pb(request))
+      yield from transfer.send(
+        pb.FetchChunk,
+        headers.fragment_header_to_pb(header),
+        codec.chunks(data, chunk_bytes),
+        header.crc32,
+      )
+
+  def GetStatus(self, request: pb.GetStatusRequest, context) -> pb.Status:
+    with _faults(context):
+      return standing.status_to_pb(self._synchronizer.status())
+
+  def WatchStatus(
+    self, request: pb.WatchStatusRequest, context
+  ) -> Iterator[pb.Status]:
+    with _faults(context):
+      interval_s = _interval_s(request)
+      gone = threading.Event()
+      context.add_callback(gone.set)
+      while not gone.is_set():
+        status = self._synchronizer.status()
+        yield standing.status_to_pb(status)
+        if status.phase == "finished":
+          return
+        gone.wait(interval_s)
+
+
+class _Upward(threading.Thread):
+  """Hands what a learner says on its control stream to its Control.
+
+  Attributes:
+    error: What was wrong with it, if that ended the stream.
+  """
+
+  def __init__(
+    self, requests: Iterator[pb.LearnerMessage], control: port.Control
+  ):
+    super().__init__(name="learner-messages", daemon=True)
+    self._requests = requests
+    self._control = control
+    self.error: ServiceError | None = None
+
+  def run(self) -> None:
+    try:
+      for request in self._requests:
+        message = messages.upward_from_pb(request)
+        if isinstance(message, port.Hello):
+          raise ServiceError(
+            "INVALID_ARGUMENT",
+            "a second Hello on one control stream; open another stream.",
+          )
+        self._control.send(message)
+        if isinstance(message, events.Left):
+          return  # The syncer ends the stream.
+    except ServiceError as error:
+      self.error = error
+    except grpc.RpcError:
+      pass  # The stream broke: that is what close says.
+    self._control.close()
+
+
+@contextlib.contextmanager
+def _faults(context) -> Iterator[None]:
+  """Ends the call with the code and text of a ServiceError."""
+  try:
+    yield
+  except ServiceError as error:
+    context.abort(to_grpc(error.code), error.text)
+
+
+def _receive_hello(requests: Iterator[pb.LearnerMessage]) -> port.Hello:
+  first = next(requests, None)
+  hello = messages.upward_from_pb(first) if first is not None else None
+  if not isinstance(hello, port.Hello):
+    said = first.WhichOneof("message") if first is not None else "nothing"
+    raise ServiceError(
+      "INVALID_ARGUMENT",
+      f"a control stream opened with {said}; it must open with hello.",
+    )
+  return hello
+
+
+def _interval_s(request: pb.WatchStatusRequest) -> float:
+  interval_s = request.interval_s or 1.0
+  if not 0.1 <= interval_s <= 3600:
+    raise ServiceError(
+      "INVALID_ARGUMENT",
+      f"interval_s is {interval_s}; it is in 0.1..3600, or 0 for 1.",
+    )
+  return interval_s

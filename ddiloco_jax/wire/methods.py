@@ -1,0 +1,62 @@
+"""The methods of the service, read from its descriptor, for both sides.
+
+Only messages are generated; a server's method table and a client's calls come
+from here, and with them how each message is turned into bytes.
+(arXiv 2604.21428, Sec. 3.)
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+from google.protobuf import message_factory
+
+from ddiloco_jax.wire import transfer
+from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
+
+SERVICE = pb.DESCRIPTOR.services_by_name["Synchronizer"]
+
+_KINDS = {
+  (False, False): "unary_unary",
+  (False, True): "unary_stream",
+  (True, False): "stream_unary",
+  (True, True): "stream_stream",
+}
+_BULK = (pb.PushChunk, pb.FetchChunk)
+
+
+def make_handlers(servicer: Any) -> grpc.GenericRpcHandler:
+  """The service, served by the servicer's methods of the same names."""
+  handlers = {}
+  for method in SERVICE.methods:
+    make = getattr(grpc, f"{_kind(method)}_rpc_method_handler")
+    handlers[method.name] = make(
+      getattr(servicer, method.name),
+      request_deserializer=_parser(method.input_type),
+      response_serializer=_serializer(method.output_type),
+    )
+  return grpc.method_handlers_generic_handler(SERVICE.full_name, handlers)
+
+
+def make_call(channel: grpc.Channel, name: str) -> Callable[..., Any]:
+  """One method, as a client calls it on a channel."""
+  method = SERVICE.methods_by_name[name]
+  return getattr(channel, _kind(method))(
+    f"/{SERVICE.full_name}/{name}",
+    request_serializer=_serializer(method.input_type),
+    response_deserializer=_parser(method.output_type),
+  )
+
+
+def _kind(method: Any) -> str:
+  return _KINDS[method.client_streaming, method.server_streaming]
+
+
+def _parser(descriptor: Any) -> Callable[[bytes], Any]:
+  message = message_factory.GetMessageClass(descriptor)
+  return transfer.parser(message) if message in _BULK else message.FromString
+
+
+def _serializer(descriptor: Any) -> Callable[[Any], bytes]:
+  message = message_factory.GetMessageClass(descriptor)
+  return transfer.serialize if message in _BULK else message.SerializeToString

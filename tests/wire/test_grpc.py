@@ -1,0 +1,334 @@
+"""The wire over real gRPC, with a synchronizer small enough to read."""
+
+import contextlib
+import dataclasses
+import queue
+import threading
+import time
+import types
+import zlib
+from collections.abc import Iterator
+
+import grpc
+import numpy as np
+import pytest
+
+from ddiloco_jax.algorithm.fragments import make_layout
+from ddiloco_jax.learner.client import Client
+from ddiloco_jax.protocol import events
+from ddiloco_jax.syncer.server import serve
+from ddiloco_jax.wire import codec, headers, options, port, transfer
+from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
+from ddiloco_jax.wire.status import ServiceError
+
+LAYOUT = make_layout(
+  {"a/w": ((3, 5), "float32"), "b": ((), "float32")}, "tensor", 2
+)
+SESSION = port.Session(learner="ada", incarnation=1, secret="s")
+HELLO = port.Hello(learner="ada", nonce="n", layout_digest=LAYOUT.digest())
+
+
+class EchoControl:
+  """Welcomes, and answers every message with a stamp that counts them."""
+
+  def __init__(self):
+    self.said: list[port.Upward] = []
+    self.closed = threading.Event()
+    self._notices: queue.SimpleQueue = queue.SimpleQueue()
+    welcomed = port.Welcomed(
+      session=SESSION,
+      run_id="r",
+      epoch=1,
+      clocks=(events.FragmentClock(events.Version(1, 0), 0),) * 2,
+      positions=(),
+      reconnect=False,
+    )
+    self._notices.put((port.Stamp(), welcomed))
+
+  def send(self, message: port.Upward) -> None:
+    self.said.append(message)
+    if isinstance(message, events.Left):
+      self._notices.put(None)
+    else:
+      stamp = port.Stamp(t=len(self.said))
+      self._notices.put((stamp, port.HeartbeatNotice()))
+
+  def tell(self, notice: port.Notice) -> None:
+    self._notices.put((port.Stamp(), notice))
+
+  def notices(self) -> Iterator[tuple[port.Stamp, port.Notice]]:
+    while (item := self._notices.get()) is not None:
+      yield item
+
+  def close(self) -> None:
+    self.closed.set()
+    self._notices.put(None)
+
+
+class Store:
+  """Keeps what was pushed whole, and serves it again."""
+
+  def __init__(self, run: port.RunSpec):
+    self.run = run
+    self.controls: list[EchoControl] = []
+    self.pushed: dict[int, bytes] = {}
+    self.broken: queue.SimpleQueue = queue.SimpleQueue()
+    self.num_chunks = 0
+    self.served = None
+
+  def get_run(self) -> port.RunSpec:
+    return self.run
+
+  def join(self, hello: port.Hello) -> EchoControl:
+    if hello.layout_digest != self.run.layout.digest():
+      raise ServiceError("FAILED_PRECONDITION", "another layout")
+    self.controls.append(EchoControl())
+    return self.controls[-1]
+
+  def push(self, header: port.ReplyHeader, chunks) -> port.PushResult:
+    whole = bytearray()
+    try:
+      for chunk in chunks:
+        self.num_chunks += 1
+        whole += chunk
+    except ServiceError as error:
+      self.broken.put(error)
+      raise
+    self.pushed[header.fragment] = bytes(whole)
+    return port.PushResult(outcome=events.Outcome.ACCEPTED, reason="whole")
+
+  def fetch(self, session, fragment, n, exact):
+    if session != SESSION:
+      raise ServiceError("UNAUTHENTICATED", "not the secret of a welcome")
+    data = self.pushed[fragment]
+    header = port.FragmentHeader(
+      fragment=fragment,
+      version=events.Version(1, 7),
+      format="float32",
+      num_bytes=len(data),
+    )
+    return header, data
+
+  def status(self):
+    fields = {f.name: _empty(f) for f in pb.Status.DESCRIPTOR.fields}
+    fields |= {"run_id": "r", "counters": {"late": 3}, "alarms": ("!",)}
+    return types.SimpleNamespace(**fields, extra="not in the message")
+
+
+def _empty(field):
+  return () if field.is_repeated else field.default_value
+
+
+def make_run(**changes) -> port.RunSpec:
+  run = port.RunSpec(
+    run_id="r",
+    epoch=1,
+    layout=LAYOUT,
+    cycle_steps=4,
+    max_open_rounds=2,
+    quorum=1,
+    alpha=0.0,
+    up_format="float32",
+    down_format="float32",
+    chunk_bytes=16,
+    lease_s=5.0,
+  )
+  return dataclasses.replace(run, **changes)
+
+
+@contextlib.contextmanager
+def serving(store, cfg: options.WireConfig | None = None):
+  cfg = cfg or options.WireConfig()
+  server = serve(store, "127.0.0.1:0", cfg)
+  client = Client(server.address, cfg)
+  try:
+    yield server, client
+  finally:
+    client.close()
+    server.stop(0.0)
+
+
+def reply_header(fragment: int, num_bytes: int) -> port.ReplyHeader:
+  return port.ReplyHeader(
+    session=SESSION,
+    fragment=fragment,
+    round=0,
+    attempt=0,
+    base=events.Version(1, 0),
+    counts=events.Counts(1, 2),
+    lr_sum=0.5,
+    positions=(events.Position(0, 3),),
+    format="float32",
+    num_bytes=num_bytes,
+  )
+
+
+def push_parts(client: Client, parts) -> pb.PushOutcome:
+  call = client._call("PushFragment", "bulk")
+  return call(iter(parts))
+
+
+def test_the_run_arrives_as_it_is():
+  run = make_run(settings_json='{"x": 1}', alpha=0.25, max_ahead=3)
+
+  with serving(Store(run)) as (_, client):
+    assert client.get_run() == run
+
+
+def test_a_fragment_comes_back_as_it_was_pushed_in_chunks():
+  store = Store(make_run())
+  leaves = LAYOUT.fragment(0)
+  array = np.arange(15, dtype=np.float32).reshape(3, 5)
+  data = codec.encode({"a/w": array}, leaves, "float32")
+
+  with serving(store) as (_, client):
+    header = reply_header(0, len(data))
+    result = client.push(header, codec.chunks(data, 16))
+    fetched, back = client.fetch(SESSION, 0, 0, exact=False)
+
+  assert result == port.PushResult(
+    outcome=events.Outcome.ACCEPTED, reason="whole"
+  )
+  assert store.num_chunks == 4
+  assert fetched.version == events.Version(1, 7)
+  assert fetched.num_bytes == len(back) == 60
+  np.testing.assert_array_equal(
+    codec.decode(back, leaves, "float32")["a/w"], array
+  )
+
+
+def test_control_messages_arrive_in_order_and_answers_come_back():
+  store = Store(make_run())
+  told = [
+    events.Applied(
+      fragment=i % 2, version=events.Version(1, i), step=i, counts=(i, 2 * i)
+    )
+    for i in range(50)
+  ]
+  told = [
+    dataclasses.replace(one, counts=events.Counts(*one.counts)) for one in told
+  ]
+
+  with serving(store) as (_, client):
+    control = client.join(HELLO)
+    notices = control.notices()
+    _, welcomed = next(notices)
+    for message in told:
+      control.send(message)
+    stamps = [next(notices)[0].t for _ in told]
+    control.send(events.Left(reason="done"))
+    rest = list(notices)
+    control.close()
+
+  assert isinstance(welcomed, port.Welcomed)
+  assert welcomed.session == SESSION
+  assert stamps == list(range(1, 51))
+  assert rest == []
+  assert store.controls[0].said == [*told, events.Left(reason="done")]
+
+
+def test_a_stream_that_ends_without_goodbye_is_closed():
+  store = Store(make_run())
+
+  with serving(store) as (_, client):
+    control = client.join(HELLO)
+    next(control.notices())
+    control.close()
+
+    assert store.controls[0].closed.wait(5)
+    assert list(control.notices()) == []
+
+
+def test_a_refused_hello_is_raised_by_its_notices():
+  with serving(Store(make_run())) as (_, client):
+    control = client.join(dataclasses.replace(HELLO, layout_digest="other"))
+    with pytest.raises(ServiceError, match="another layout") as caught:
+      next(control.notices())
+
+  assert caught.value.code == "FAILED_PRECONDITION"
+
+
+def test_a_wrong_checksum_is_refused_before_the_reply_counts():
+  store = Store(make_run())
+  header = headers.reply_header_to_pb(reply_header(1, 4))
+  parts = list(transfer.send(pb.PushChunk, header, [b"abcd"]))
+  parts[-1].trailer.crc32 ^= 1
+
+  with serving(store) as (_, client), pytest.raises(grpc.RpcError) as caught:
+    push_parts(client, parts)
+
+  assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+  assert f"{zlib.crc32(b'abcd'):#010x}" in caught.value.details()
+  assert store.pushed == {}
+
+
+@pytest.mark.parametrize(
+  ("spoil", "says"),
+  [
+    (lambda parts: parts[1:], "must open with its header"),
+    (lambda parts: parts[:-1], "without its trailer"),
+    (lambda parts: [parts[0], b"ab", parts[2]], "2 bytes arrived"),
+    (lambda parts: [parts[0], b"abcde", parts[2]], "5 bytes arrived"),
+    (lambda parts: [parts[0], *parts], "a header within a transfer"),
+    (lambda parts: [], "opened with nothing"),
+  ],
+)
+def test_a_malformed_transfer_is_refused(spoil, says):
+  store = Store(make_run())
+  header = headers.reply_header_to_pb(reply_header(1, 4))
+  parts = spoil(list(transfer.send(pb.PushChunk, header, [b"abcd"])))
+
+  with (
+    serving(store) as (_, client),
+    pytest.raises(grpc.RpcError, match=says) as caught,
+  ):
+    push_parts(client, parts)
+
+  assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+  assert store.pushed == {}
+
+
+def test_a_broken_upload_is_seen_by_the_syncer():
+  store = Store(make_run())
+  header = headers.reply_header_to_pb(reply_header(0, 60))
+
+  def parts(stop: threading.Event):
+    yield pb.PushChunk(header=header)
+    yield b"x" * 16
+    stop.wait(10)
+
+  with serving(store) as (_, client):
+    stop = threading.Event()
+    call = client._call("PushFragment", "bulk").future(parts(stop))
+    while not store.num_chunks:
+      time.sleep(0.01)
+    call.cancel()
+    error = store.broken.get(timeout=5)
+    stop.set()
+
+  assert error.code == "UNAVAILABLE"
+  assert "16 of 60 bytes" in error.text
+
+
+def test_a_wrong_secret_is_refused_with_its_code():
+  session = dataclasses.replace(SESSION, secret="forged")
+
+  with (
+    serving(Store(make_run())) as (_, client),
+    pytest.raises(ServiceError) as caught,
+  ):
+    client.fetch(session, 0, 0, exact=False)
+
+  assert caught.value.code == "UNAUTHENTICATED"
+
+
+def test_no_syncer_is_unavailable_and_the_next_address_is_tried():
+  with serving(Store(make_run())) as (server, _):
+    client = Client(("127.0.0.1:1", server.address))
+    with pytest.raises(ServiceError, match=r"127\.0\.0\.1:1") as caught:
+      client.get_run()
+    run = client.get_run()
+    client.close()
+
+  assert caught.value.is_worth_retrying
+  assert run == make_run()
