@@ -210,6 +210,7 @@ def _field(line: bytes, field: str, place: str) -> bytes:
 def _records(path: str) -> Iterator[bytes]:
   import grain  # Deferred: costs seconds, and only this source needs it here.
 
-  records = grain.sources.ArrayRecordDataSource([path])
+  source = grain.sources.ArrayRecordDataSource([path])
+  records = grain.MapDataset.source(source)
   for index in range(len(records)):
     yield records[index]
