@@ -47,6 +47,15 @@ class Trainer:
   def params(self) -> dict[str, Any]:
     return self.state.params
 
+  @property
+  def mesh(self) -> Mesh:
+    return self._mesh
+
+  def warm_up(self, batch: Mapping[str, np.ndarray]) -> None:
+    """Compiles the step for batches of this shape, without taking one."""
+    placed = mesh.place_batch(dict(batch), self._mesh)
+    self._step.lower(self.state, placed).compile()
+
   def step(self, batch: Mapping[str, np.ndarray], index: int) -> Record:
     """Dispatches a step with the learning rate at `index`.
 
@@ -110,6 +119,16 @@ class Trainer:
     )
     self._age = int(self.state.moments_age)
     return source.records(at)["progress"]
+
+  def restore_moments(self, source: checkpoint.Checkpoints, at: int) -> None:
+    """Takes over a checkpoint's optimizer state, and nothing else."""
+    like = {"opt_state": self.state.opt_state, "counters": self._counters()}
+    trees = source.restore(at, like)
+    age = trees["counters"]["moments_age"]
+    self.state = self.state.replace(
+      opt_state=trees["opt_state"], moments_age=age
+    )
+    self._age = int(age)
 
   def _counters(self) -> dict[str, Any]:
     return {

@@ -1,0 +1,60 @@
+"""The synchronizer of a run.
+
+  python -m ddiloco_jax.cli.syncer --config=configs/tiny.py --run_dir=runs/a
+
+It prints and writes to RUN_DIR/address where it serves, and ends when the run
+does. Exit codes: 0 the run ended well, 1 failure, 2 bad usage or config, 4 too
+few learners for sync.quorum_timeout_s, 6 address or directory in use.
+"""
+
+import logging
+import pathlib
+
+from absl import flags
+
+from ddiloco_jax import config
+from ddiloco_jax.launch import process
+
+_ADDRESS = flags.DEFINE_string(
+  "address",
+  "127.0.0.1:8470",
+  "HOST:PORT to listen on; port 0 takes a free one.",
+)
+_RUN_DIR = flags.DEFINE_string(
+  "run_dir", None, "The run's directory; config.run.directory if not given."
+)
+_RESTORE = flags.DEFINE_bool(
+  "restore", False, "Go on from the newest checkpoint in the run's directory."
+)
+_ARRAYS = flags.DEFINE_string(
+  "layout_arrays",
+  None,
+  "An .npz of arrays named by tree path: Theta 0 of a model that is not ours.",
+)
+config.define_flag()
+
+
+def main() -> int:
+  # Imported here: the flags above answer --help before JAX is loaded.
+  from ddiloco_jax.launch import syncing
+
+  cfg = config.parsed()
+  run_dir = pathlib.Path(_RUN_DIR.value or cfg.run.directory)
+  theta = syncing.load_arrays(_ARRAYS.value) if _ARRAYS.value else None
+  stop = process.stop_on_signals()
+  with syncing.serving(
+    cfg, run_dir, _ADDRESS.value, _RESTORE.value, theta
+  ) as served:
+    print(f"syncer serves at {served.address}", flush=True)
+    finished = served.run.run(stop.reason)
+  logging.info("the run ended: %s", finished.reason)
+  return finished.exit_code
+
+
+def run() -> None:
+  """Console entry point."""
+  process.run(main, __doc__)
+
+
+if __name__ == "__main__":
+  run()

@@ -1,0 +1,123 @@
+"""What every process of a run does at its edges: signals, logs, exit codes.
+
+One table of exit codes for all commands; an error that a person can act on is
+one line on stderr, any other keeps its traceback.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+
+from absl import app
+
+from ddiloco_jax import config
+from ddiloco_jax.learner.client import Client
+from ddiloco_jax.learner.link import Link, LinkConfig, SyncerLost
+from ddiloco_jax.protocol import machine
+from ddiloco_jax.syncer.errors import InUse
+from ddiloco_jax.wire.status import ServiceError
+
+OK = 0
+FAILED = 1
+BAD_USAGE = 2
+FENCED = 3
+QUORUM_TIMEOUT = 4
+NO_SYNCER = 5
+IN_USE = 6
+
+assert machine.QUORUM_TIMEOUT_EXIT_CODE == QUORUM_TIMEOUT
+
+
+class StopFlag:
+  """Set by SIGTERM or SIGINT; a second one ends the process at once."""
+
+  def __init__(self):
+    self._signal = 0
+
+  def __call__(self) -> bool:
+    return bool(self._signal)
+
+  def reason(self) -> str | None:
+    """The signal as a reason, once there was one."""
+    if not self._signal:
+      return None
+    return f"{signal.Signals(self._signal).name} was received"
+
+  def set(self, number: int, frame: object) -> None:
+    if self._signal:
+      os._exit(128 + number)
+    self._signal = number
+
+
+def stop_on_signals() -> StopFlag:
+  """Installs the handlers; call it on the main thread."""
+  flag = StopFlag()
+  if threading.current_thread() is threading.main_thread():
+    for number in (signal.SIGTERM, signal.SIGINT):
+      signal.signal(number, flag.set)
+  return flag
+
+
+def refuse_owned(names: Sequence[str]) -> None:
+  """Refuses a learner's overrides of what the syncer owns."""
+  if names:
+    raise ValueError(
+      f"--config.{names[0]} was given to a learner: the syncer owns it, so"
+      " that all learners agree. Give it to ddiloco_jax.cli.syncer (or"
+      " cli.local) instead."
+    )
+
+
+def make_link(
+  cfg: config.Config, syncer: str, learner: str, takeover: bool
+) -> Link:
+  """The link of one learner process to its syncer over gRPC."""
+  return Link(
+    Client(syncer.split(","), cfg.wire),
+    learner,
+    LinkConfig(
+      takeover=takeover,
+      connect_timeout_s=cfg.run.connect_timeout_s,
+      max_solo_s=cfg.run.max_solo_s,
+      reconnect_max_s=cfg.wire.reconnect_max_s,
+    ),
+  )
+
+
+def run(main: Callable[[], int], usage: str | None) -> None:
+  """Runs a command: flags, logs, errors as exit codes."""
+
+  def call(argv: Sequence[str]) -> None:
+    if len(argv) > 1:
+      raise app.UsageError(
+        f"{argv[1]!r} is no flag; flags are --name=value (underscores)."
+      )
+    logging.basicConfig(
+      level=logging.INFO,
+      format="%(asctime)s %(levelname)s %(message)s",
+      force=True,
+    )
+    sys.exit(_code(main))
+
+  sys.modules["__main__"].__doc__ = usage
+  app.run(call)
+
+
+def _code(main: Callable[[], int]) -> int:
+  try:
+    return main()
+  except ValueError as error:
+    code = BAD_USAGE
+    message = str(error)
+  except InUse as error:
+    code, message = IN_USE, str(error)
+  except SyncerLost as error:
+    code, message = NO_SYNCER, str(error)
+  except ServiceError as error:
+    code = FENCED if error.code == "ABORTED" else FAILED
+    message = str(error)
+  print(f"error: {message}", file=sys.stderr, flush=True)
+  return code

@@ -1,0 +1,283 @@
+"""Assembles a syncer from a config and a directory, and sees its run to the end.
+
+The one place where the machine, the merger, the store and the tape meet; tests
+use it in process, `cli/syncer.py` behind a gRPC server.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import importlib.metadata
+import pathlib
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from ddiloco_jax import config
+from ddiloco_jax.algorithm import fragments, outer
+from ddiloco_jax.models import transformer
+from ddiloco_jax.protocol import events, machine, tape
+from ddiloco_jax.syncer import server
+from ddiloco_jax.syncer.merger import Merger, Tensors
+from ddiloco_jax.syncer.store import Store
+from ddiloco_jax.syncer.syncer import Syncer
+from ddiloco_jax.training import metrics
+from ddiloco_jax.wire import port
+
+_STOP_GRACE_S = 2.0  # For the last words of open calls.
+_LIBRARIES = ("ddiloco-jax", "jax", "jaxlib", "numpy", "optax")
+
+
+class SyncerRun:
+  """A syncer with its store and records.
+
+  Args:
+    cfg: Settings; what the checkpoint says of the run rules at a restore.
+    run_dir: The run's directory.
+    restore: Go on from its newest checkpoint.
+    theta: Parameters to start from, path -> float32 array; None to initialise
+      `cfg.model` from `cfg.run.seed`.
+    tx: The outer optimizer; None for the one of `cfg.outer`.
+
+  Raises:
+    InUse: see Store.
+    ValueError: settings that do not fit the model, or the checkpoint.
+  """
+
+  def __init__(
+    self,
+    cfg: config.Config,
+    run_dir: str,
+    restore: bool = False,
+    theta: Mapping[str, np.ndarray] | None = None,
+    tx: optax.GradientTransformation | None = None,
+  ):
+    params = init_params(cfg) if theta is None else dict(theta)
+    layout = fragments.make_layout(
+      fragments.shapes_of(params),
+      cfg.fragments.kind,
+      cfg.fragments.num_fragments,
+    )
+    rules = dataclasses.replace(
+      cfg.sync,
+      fragment_params=tuple(
+        layout.num_params(p) for p in range(layout.num_fragments)
+      ),
+    )
+    tx = outer.make_outer(cfg.outer) if tx is None else tx
+    self.store = Store(run_dir, restore, cfg.run.max_to_keep)
+    if restore:
+      tensors, saved, spec = self.store.restore(layout, tx)
+      state = machine.restore(rules, saved, self.store.epoch)
+      run_id = spec["run_id"]
+    else:
+      tensors = _split(params, layout, tx)
+      state = machine.initial(rules, self.store.epoch)
+      run_id = f"{cfg.run.name}-{secrets.token_hex(4)}"
+    self._spec = run_spec(cfg, layout, run_id, self.store.epoch)
+    self._record = {
+      "run_id": run_id,
+      "layout_digest": layout.digest(),
+      "config": config.to_dict(cfg),
+    }
+    self._every_s = cfg.run.checkpoint_every_s
+    (pathlib.Path(run_dir) / "config.json").write_text(config.to_json(cfg))
+    self._tape = tape.TapeWriter(
+      self.store.tape,
+      rules,
+      {"run_id": run_id, "versions": _versions()},
+      state=state if restore else None,
+      epoch=self.store.epoch,
+    )
+    self._metrics = metrics.MetricsWriter(
+      pathlib.Path(run_dir) / "metrics.jsonl"
+    )
+    start = time.monotonic() - state.time
+    self.syncer = Syncer(
+      self._spec,
+      state,
+      self._note,
+      functools.partial(
+        Merger,
+        layout,
+        tensors,
+        machine.versions(state),
+        tx,
+        cfg.merge,
+        cfg.wire.down_format,
+      ),
+      now=lambda: time.monotonic() - start,
+    )
+    self._save()
+
+  def run(self, should_stop: Callable[[], str | None]) -> events.Finished:
+    """Serves until the run has finished; saves now and then, and at the end.
+
+    Args:
+      should_stop: Asked a few times a second; a reason ends the run in order.
+
+    Raises:
+      Exception: what ended a thread of the syncer, or a checkpoint.
+    """
+    saved, stopping = time.monotonic(), False
+    while (finished := self.syncer.wait(0.2)) is None:
+      reason = should_stop()
+      if reason and not stopping:
+        stopping = True
+        self.syncer.request_stop(reason)
+      if time.monotonic() - saved > self._every_s:
+        self._save()
+        saved = time.monotonic()
+    self._save()
+    return finished
+
+  def close(self) -> None:
+    """Ends threads, records and the lock."""
+    self.syncer.close()
+    self._tape.close()
+    self._metrics.close()
+    self.store.close()
+
+  def _save(self) -> None:
+    tensors, state = self.syncer.snapshot()
+    self.store.save(tensors, state, self._record)
+
+  def _note(
+    self,
+    event: events.Event,
+    effects: tuple[events.Effect, ...],
+    state: machine.State,
+  ) -> None:
+    self._tape.write(event, effects, state)
+    for effect in effects:
+      if line := _metrics_line(effect):
+        self._metrics.write({"time": event.time, "t": state.t, **line})
+
+
+class Served(NamedTuple):
+  """A syncer that learners can reach."""
+
+  run: SyncerRun
+  address: str
+
+
+@contextlib.contextmanager
+def serving(
+  cfg: config.Config,
+  run_dir: pathlib.Path,
+  address: str,
+  restore: bool = False,
+  theta: Mapping[str, np.ndarray] | None = None,
+) -> Iterator[Served]:
+  """A syncer behind its gRPC server; RUN_DIR/address tells where.
+
+  Raises:
+    InUse: the address or the directory is taken.
+    ValueError: settings that cannot be.
+  """
+  run = SyncerRun(cfg, str(run_dir), restore, theta)
+  try:
+    served = server.serve(run.syncer, address, cfg.wire)
+    (run_dir / "address").write_text(served.address)
+    try:
+      yield Served(run, served.address)
+    finally:
+      served.stop(_STOP_GRACE_S)
+  finally:
+    run.close()
+
+
+def load_arrays(path: str) -> dict[str, np.ndarray]:
+  """Theta 0 from an .npz of arrays that are named by tree path.
+
+  Raises:
+    ValueError: the file cannot be read as one.
+  """
+  try:
+    with np.load(path, allow_pickle=False) as arrays:
+      return {name: arrays[name] for name in arrays.files}
+  except (OSError, ValueError) as error:
+    raise ValueError(
+      f"--layout_arrays={path}: {error}. It must be an .npz file of floating"
+      " arrays, as numpy.savez writes it."
+    ) from error
+
+
+def init_params(cfg: config.Config) -> dict[str, np.ndarray]:
+  """Theta 0 of a config's model, float32 on the host, by tree path."""
+  model = transformer.make_model(cfg.model)
+  with jax.default_device(jax.local_devices(backend="cpu")[0]):
+    params = jax.jit(
+      functools.partial(transformer.init_params, model, cfg.run.seed)
+    )()
+  return {
+    path: np.array(x)
+    for path, x in fragments.flatten(jax.device_get(params)).items()
+  }
+
+
+def run_spec(
+  cfg: config.Config, layout: fragments.Layout, run_id: str, epoch: int
+) -> port.RunSpec:
+  """What learners are told of a run."""
+  return port.RunSpec(
+    run_id=run_id,
+    epoch=epoch,
+    layout=layout,
+    cycle_steps=cfg.sync.cycle_steps,
+    max_open_rounds=cfg.sync.max_open_rounds,
+    quorum=cfg.sync.quorum,
+    alpha=cfg.sync.alpha,
+    up_format=cfg.wire.up_format,
+    down_format=cfg.wire.down_format,
+    chunk_bytes=cfg.wire.chunk_bytes,
+    lease_s=cfg.sync.lease_s,
+    wait_for_publication=cfg.sync.wait_for_publication,
+    adoption_delay_steps=cfg.sync.adoption_delay_steps,
+    max_ahead=cfg.sync.max_ahead,
+    num_shards=cfg.sync.num_shards,
+    num_syncer_steps=cfg.sync.num_syncer_steps,
+    settings_json=config.shared_json(cfg),
+  )
+
+
+def _split(
+  params: Mapping[str, np.ndarray],
+  layout: fragments.Layout,
+  tx: optax.GradientTransformation,
+) -> Tensors:
+  theta = tuple(
+    {x.path: np.array(params[x.path], np.float32) for x in layout.fragment(p)}
+    for p in range(layout.num_fragments)
+  )
+  return Tensors(theta, tuple(outer.init(tx, part) for part in theta))
+
+
+def _metrics_line(effect: events.Effect) -> dict[str, Any] | None:
+  """The line of metrics.jsonl for an effect that is worth one."""
+  match effect:
+    case events.Publish(exact=False) if effect.receivers:
+      included = [
+        r.learner
+        for r in effect.receivers
+        if r.outcome == events.Outcome.INCLUDED
+      ]
+      return {
+        "what": "publish",
+        "fragment": effect.fragment,
+        "n": effect.version.n,
+        "contributors": included,
+        "reason": effect.reason,
+      }
+    case events.GiveUp() | events.Alarm() | events.Ending() | events.Finished():
+      return {"what": type(effect).__name__.lower(), "reason": effect.reason}
+  return None
+
+
+def _versions() -> dict[str, str]:
+  return {name: importlib.metadata.version(name) for name in _LIBRARIES}

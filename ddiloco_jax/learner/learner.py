@@ -1,0 +1,361 @@
+"""A learner's training loop: an ordinary loop, and a Port at its step boundaries.
+
+Only this loop touches the train state. What it owns per fragment is an anchor:
+the base that it trains from, and the steps and tokens since. (arXiv 2604.21428,
+Sec. 3 and App. E.)
+"""
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from ddiloco_jax.algorithm import delta as deltas
+from ddiloco_jax.algorithm.fragments import Fragment, slot
+from ddiloco_jax.protocol import events
+from ddiloco_jax.wire import port as ports
+
+_WAIT_S = 1.0  # Longest sleep between two looks at an ended or blocked run.
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerConfig:
+  """How a learner trains between publications.
+
+  Attributes:
+    lr_index: Indexes the inner learning rate by the "syncer" step as this
+      learner knows it, or by its "own" step.
+    max_steps: Own steps after which the data counts as used up; 0: no bound.
+  """
+
+  lr_index: str = "syncer"
+  max_steps: int = 0
+
+  def __post_init__(self):
+    if self.lr_index not in ("syncer", "own"):
+      raise ValueError(
+        f"learner.lr_index is {self.lr_index!r}; it must be 'syncer' or 'own'."
+      )
+
+
+class Trainer(Protocol):
+  """What the loop asks of a model in training; it owns the train state."""
+
+  def step(
+    self, batch: Mapping[str, np.ndarray], index: int
+  ) -> Mapping[str, float]:
+    """Takes one step with the learning rate at `index`.
+
+    Returns:
+      Metrics of an earlier step, once they are there.
+    """
+    ...
+
+  def learning_rate(self, index: int) -> float:
+    """The rate that the next step takes at `index`."""
+    ...
+
+  def take(self, paths: Iterable[str]) -> Fragment:
+    """Fresh copies of parameters; reading them may wait for the device."""
+    ...
+
+  def put(self, arrays: Mapping[str, np.ndarray]) -> None:
+    """Overwrites parameters with copies of the arrays."""
+
+
+class Batches(Protocol):
+  """Batch index -> batch, for one shard; None once the data is used up."""
+
+  def __call__(self, position: int) -> Mapping[str, np.ndarray] | None: ...
+
+
+class Anchor:
+  """What one fragment trains from, and what was done since its adoption."""
+
+  __slots__ = ("base", "counts", "lr_sum", "version")
+
+  def __init__(self, base: Fragment, version: events.Version):
+    self.base = base
+    self.version = version
+    self.counts = events.Counts()
+    self.lr_sum = 0.0
+
+  def add(self, tokens: int, lr: float) -> None:
+    steps, so_far = self.counts
+    self.counts = events.Counts(steps + 1, so_far + tokens)
+    self.lr_sum += lr
+
+
+class Learner:
+  """Runs the loop against one Port.
+
+  Args:
+    port: Not started yet.
+    trainer: Owns the train state.
+    make_batches: Shard -> Batches.
+    cfg: See LearnerConfig.
+    at_boundary: Called after each step with the steps taken, the metrics of an
+      earlier step (maybe none) and this learner's progress, for its records
+      and checkpoints.
+  """
+
+  def __init__(
+    self,
+    port: ports.Port,
+    trainer: Trainer,
+    make_batches: Callable[[int], Batches],
+    cfg: LearnerConfig,
+    at_boundary: Callable[..., None] = lambda step, metrics, progress: None,
+  ):
+    self._port = port
+    self._trainer = trainer
+    self._make_batches = make_batches
+    self._cfg = cfg
+    self._at_boundary = at_boundary
+    self._paths = [
+      [leaf.path for leaf in port.run.layout.fragment(p)]
+      for p in range(port.run.layout.num_fragments)
+    ]
+    self._anchors: dict[int, Anchor] = {}
+    self._boundaries: dict[int, int] = {}
+    self._copies: dict[int, ports.Copy] = {}
+    self._held: dict[int, ports.Publication] = {}
+    self._index = 0
+    self._seen_t = 0
+    self._since_t = 0
+    self._metrics: Mapping[str, float] = {}
+    self._exhausted = False
+
+  def train(self, should_stop: Callable[[], bool] = lambda: False) -> str:
+    """Trains until the run ends.
+
+    Args:
+      should_stop: Asked at every boundary; a preemption notice, for example.
+
+    Returns:
+      Why it ended.
+
+    Raises:
+      Exception: what ended the link, or the trainer's own.
+    """
+    port, run = self._port, self._port.run
+    welcome = port.start()
+    positions = dict(welcome.positions)
+    batches = {s: self._make_batches(s) for s in positions}
+    shards = itertools.cycle(sorted(positions))
+    first = port.stamp().t if run.wait_for_publication else 0
+    step_s, before = 0.0, time.monotonic()
+    for step in itertools.count(first):
+      self._adopt_published(step)
+      self._await_publication(step, positions)
+      self._await_stamp(step, positions)
+      if port.ending() or should_stop():
+        break
+      shard = next(shards)
+      batch = self._next_batch(batches[shard], positions[shard], step - first)
+      if batch is None:
+        self._exhausted = True
+        self._report(step, positions)
+        self._idle(step, should_stop)
+        break
+      metrics = self._train_step(batch, step)
+      positions[shard] += 1
+      now = time.monotonic()
+      step_s, before = now - before, now
+      self._offer(step + 1, self._due(step + 1, step_s), positions)
+      self._report(step + 1, positions)
+      self._at_boundary(step + 1, metrics, self._progress(positions))
+    return self._end(step, positions, should_stop)
+
+  # --- parts of a step ----------------------------------------------------------
+
+  def _adopt_published(self, step: int) -> None:
+    self._held |= {p.fragment: p for p in self._port.published()}
+    for p in [p for p in self._held if self._may_adopt(p, step)]:
+      self._adopt(self._held.pop(p), step)
+
+  def _may_adopt(self, p: int, step: int) -> bool:
+    """A copy that was made for a boundary fixes when it is replaced."""
+    delay = self._port.run.adoption_delay_steps
+    at = self._boundaries.get(p)
+    return at is None or step - at >= delay or self._held[p].exact
+
+  def _adopt(self, publication: ports.Publication, step: int) -> None:
+    p, fresh = publication.fragment, publication.arrays
+    alpha = 0.0 if publication.exact else self._port.run.alpha
+    anchor = self._anchors.get(p)
+    if anchor and alpha:
+      local = self._trainer.take(self._paths[p])
+      self._trainer.put(deltas.adopt(local, fresh, alpha))
+    else:
+      self._trainer.put(fresh)
+    self._anchors[p] = Anchor(fresh, publication.version)
+    self._copies.pop(p, None)
+    self._boundaries.pop(p, None)
+    self._port.adopted(
+      p,
+      publication.version,
+      step,
+      anchor.counts if anchor else events.Counts(),
+    )
+
+  def _train_step(
+    self, batch: Mapping[str, np.ndarray], step: int
+  ) -> Mapping[str, float]:
+    index = self._learning_index(step)
+    lr = self._trainer.learning_rate(index)
+    metrics = self._trainer.step(batch, index)
+    self._metrics = metrics or self._metrics
+    tokens = int(np.count_nonzero(batch["weights"]))
+    for anchor in self._anchors.values():
+      anchor.add(tokens, lr)
+    return metrics
+
+  def _learning_index(self, step: int) -> int:
+    """Last stamp seen plus own steps since, at most H; never decreasing."""
+    if self._cfg.lr_index == "own":
+      return step
+    t = self._port.stamp().t
+    self._since_t = 0 if t != self._seen_t else self._since_t + 1
+    self._seen_t = t
+    ahead = min(self._since_t, self._port.run.cycle_steps)
+    self._index = max(self._index, t + ahead)
+    return self._index
+
+  def _next_batch(
+    self, batches: Batches, position: int, num_steps: int
+  ) -> Mapping[str, np.ndarray] | None:
+    if 0 < self._cfg.max_steps <= num_steps:
+      return None
+    return batches(position)
+
+  def _due(self, step: int, step_s: float) -> Iterable[int]:
+    run = self._port.run
+    if not run.wait_for_publication:
+      return self._port.due_next(step_s)
+    num = run.layout.num_fragments
+    due = [
+      p
+      for p in range(num)
+      if step % run.cycle_steps == slot(p, num, run.cycle_steps)
+      and p not in self._boundaries
+    ]
+    self._boundaries.update({p: step for p in due})
+    return due
+
+  def _offer(
+    self, step: int, due: Iterable[int], positions: Mapping[int, int]
+  ) -> None:
+    """Copies fragments at this boundary; older copies are replaced."""
+    copies = {p: self._copy(p, positions) for p in due if self._has_steps(p)}
+    if self._port.run.wait_for_publication:
+      kept = {p: c for p, c in self._copies.items() if p in self._boundaries}
+      copies = kept | copies
+      self._boundaries = {
+        p: at for p, at in self._boundaries.items() if p in copies
+      }
+    self._copies = copies
+    self._port.offer(dict(copies))
+
+  def _has_steps(self, p: int) -> bool:
+    return self._anchors[p].counts.steps > 0
+
+  def _copy(self, p: int, positions: Mapping[int, int]) -> ports.Copy:
+    anchor = self._anchors[p]
+    return ports.Copy(
+      arrays=self._trainer.take(self._paths[p]),
+      base=anchor.base,
+      base_version=anchor.version,
+      counts=anchor.counts,
+      lr_sum=anchor.lr_sum,
+      positions=_positions(positions),
+    )
+
+  def _report(
+    self, step: int, positions: Mapping[int, int], waiting: bool = False
+  ) -> None:
+    self._port.report(
+      events.Reported(
+        step=step,
+        counts=tuple(self._anchors[p].counts for p in range(len(self._paths))),
+        positions=_positions(positions),
+        boundaries=tuple(sorted(self._boundaries.items())),
+        waiting=waiting,
+        exhausted=self._exhausted,
+        metrics=tuple(sorted(self._metrics.items())),
+      )
+    )
+
+  def _progress(self, positions: Mapping[int, int]) -> dict[str, Any]:
+    return {
+      "positions": [list(p) for p in _positions(positions)],
+      "versions": [list(self._anchors[p].version) for p in self._anchors],
+      "counts": [list(self._anchors[p].counts) for p in self._anchors],
+    }
+
+  # --- where a learner waits, if it was told to ---------------------------------
+
+  def _await_publication(self, step: int, positions: Mapping[int, int]) -> None:
+    """Blocks while a copy that is old enough has not been published."""
+
+    def is_due() -> bool:
+      delay = self._port.run.adoption_delay_steps
+      return any(step - at >= delay for at in self._boundaries.values())
+
+    self._block(is_due, step, positions)
+
+  def _await_stamp(self, step: int, positions: Mapping[int, int]) -> None:
+    """Blocks while this learner is more than `max_ahead` steps ahead of t."""
+    bound = self._port.run.max_ahead
+
+    def is_ahead() -> bool:
+      return 0 < bound < step - self._port.stamp().t
+
+    self._block(is_ahead, step, positions)
+
+  def _block(
+    self,
+    condition: Callable[[], bool],
+    step: int,
+    positions: Mapping[int, int],
+  ) -> None:
+    if not condition():
+      return
+    self._report(step, positions, waiting=True)
+    while condition() and not self._port.ending():
+      self._port.wait(_WAIT_S)
+      self._adopt_published(step)
+
+  # --- the end -------------------------------------------------------------------
+
+  def _idle(self, step: int, should_stop: Callable[[], bool]) -> None:
+    """Data is used up: stay, answer pulls, adopt."""
+    while not (self._port.ending() or should_stop()):
+      self._port.wait(_WAIT_S)
+      self._adopt_published(step)
+
+  def _end(
+    self,
+    step: int,
+    positions: Mapping[int, int],
+    should_stop: Callable[[], bool],
+  ) -> str:
+    """Answers the flush rounds and adopts the exact result."""
+    port = self._port
+    self._offer(step, range(len(self._paths)), positions)
+    while not (port.finished() or should_stop()):
+      port.wait(_WAIT_S)
+      self._adopt_published(step)
+    finished = port.finished()
+    reason = finished.reason if finished else "this learner was told to stop"
+    self._report(step, positions)
+    self._adopt_published(step)
+    port.leave(reason)
+    return reason
+
+
+def _positions(positions: Mapping[int, int]) -> tuple[events.Position, ...]:
+  return tuple(events.Position(s, b) for s, b in sorted(positions.items()))

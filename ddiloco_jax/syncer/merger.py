@@ -1,0 +1,160 @@
+"""The tensors of a run and the worker that changes them.
+
+One thread owns Theta and the outer state of every fragment: it merges, takes
+the outer step, encodes what is published, and hands out snapshots between two
+merges. Arrays are replaced, never written, so a reference is a copy. (arXiv
+2604.21428, Sec. 3.3.)
+"""
+
+import collections
+import concurrent.futures
+import dataclasses
+import queue
+import threading
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import optax
+
+from ddiloco_jax.algorithm import merge, outer
+from ddiloco_jax.algorithm.fragments import Layout
+from ddiloco_jax.protocol import events
+from ddiloco_jax.wire import codec
+
+NUM_KEPT = 2  # Published versions that can be fetched (wire: FetchFragment).
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Published:
+  """One version of a fragment, as it is served."""
+
+  version: events.Version
+  theta: dict[str, np.ndarray]
+  format: str
+  data: bytearray
+  crc32: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tensors:
+  """Theta and the outer state of each fragment, by fragment index."""
+
+  theta: tuple[dict[str, np.ndarray], ...]
+  outer: tuple[Any, ...]
+
+
+class Merger:
+  """Owns the tensors; runs `Merge` effects one after the other.
+
+  Args:
+    layout: Of the model.
+    tensors: What to start from; float32.
+    versions: Version of each fragment of `tensors`.
+    tx: The outer optimizer.
+    cfg: How deltas are merged.
+    down_format: Of ordinary publications.
+    done: Called with a `Merged` event after each merge, on the worker.
+    failed: Called with what ended the worker, on the worker.
+  """
+
+  def __init__(
+    self,
+    layout: Layout,
+    tensors: Tensors,
+    versions: tuple[events.Version, ...],
+    tx: optax.GradientTransformation,
+    cfg: merge.MergeConfig,
+    down_format: str,
+    done: Callable[[events.Merged], object],
+    failed: Callable[[BaseException], None],
+  ):
+    self._layout = layout
+    self._tx = tx
+    self._cfg = cfg
+    self._format = down_format
+    self._done = done
+    self._failed = failed
+    self._outer = list(tensors.outer)
+    self._kept: list[collections.deque[Published]] = [
+      collections.deque([self._encode(p, version, theta)], maxlen=NUM_KEPT)
+      for p, (version, theta) in enumerate(zip(versions, tensors.theta))
+    ]
+    self._work: queue.SimpleQueue = queue.SimpleQueue()
+    self._thread = threading.Thread(
+      target=self._run, name="merge-worker", daemon=True
+    )
+    self._thread.start()
+
+  def merge(
+    self, effect: events.Merge, deltas: list[Mapping[str, np.ndarray]]
+  ) -> None:
+    """Queues a merge; the deltas belong to the worker from now on."""
+    self._work.put((effect, deltas))
+
+  def snapshot(self, save: Callable[[], Any]) -> tuple[Tensors, Any]:
+    """The tensors between two merges, and what `save` returns there."""
+    future: concurrent.futures.Future = concurrent.futures.Future()
+    self._work.put((future, save))
+    return future.result()
+
+  def get(self, fragment: int, n: int, exact: bool) -> Published | None:
+    """A kept version of a fragment; n == 0 is the newest.
+
+    An exact one is float32 whatever the down format. None if not kept.
+    """
+    for kept in reversed(self._kept[fragment].copy()):
+      if n in (0, kept.version.n):
+        if exact and kept.format != "float32":
+          return self._encode(fragment, kept.version, kept.theta, "float32")
+        return kept
+    return None
+
+  def close(self) -> None:
+    """Finishes what is queued and ends the worker."""
+    self._work.put(None)
+    self._thread.join()
+
+  def _run(self) -> None:
+    try:
+      while (job := self._work.get()) is not None:
+        target, payload = job
+        if isinstance(target, events.Merge):
+          self._done(self._merge(target, payload))
+        else:
+          target.set_result((self._tensors(), payload()))
+    except BaseException as error:
+      self._failed(error)
+      while (job := self._work.get()) is not None:
+        if isinstance(job[0], concurrent.futures.Future):
+          job[0].set_exception(error)
+
+  def _merge(
+    self, effect: events.Merge, deltas: list[Mapping[str, np.ndarray]]
+  ) -> events.Merged:
+    p = effect.fragment
+    accumulator = merge.Accumulator(self._layout.fragment(p), self._cfg)
+    for item in effect.inputs:
+      accumulator.add(deltas.pop(0), item.weight)
+    theta, self._outer[p] = outer.step(
+      self._tx, self._kept[p][-1].theta, accumulator.result(), self._outer[p]
+    )
+    self._kept[p].append(self._encode(p, effect.version, theta))
+    return events.Merged(fragment=p, round=effect.round, version=effect.version)
+
+  def _tensors(self) -> Tensors:
+    return Tensors(
+      tuple(kept[-1].theta for kept in self._kept), tuple(self._outer)
+    )
+
+  def _encode(
+    self,
+    fragment: int,
+    version: events.Version,
+    theta: Mapping[str, np.ndarray],
+    fmt: str = "",
+  ) -> Published:
+    fmt = fmt or self._format
+    data = codec.encode(theta, self._layout.fragment(fragment), fmt)
+    return Published(version, dict(theta), fmt, data, zlib.crc32(data))

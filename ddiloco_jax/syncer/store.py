@@ -1,0 +1,148 @@
+"""A run's directory: one run, one directory, one lock.
+
+Holds the lock for as long as the process lives, raises the epoch durably at
+every start, and keeps the syncer's checkpoints: `params` as an item of its own,
+so that plain orbax restores it, beside `outer`, `state` and `spec`.
+"""
+
+import fcntl
+import json
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+import optax
+
+from ddiloco_jax.algorithm import fragments, outer
+from ddiloco_jax.syncer.errors import InUse
+from ddiloco_jax.syncer.merger import Tensors
+from ddiloco_jax.training import checkpoint
+
+
+class Store:
+  """Opens a run's directory.
+
+  Args:
+    directory: Made if missing.
+    restore: Go on from the newest checkpoint in it.
+    max_to_keep: Checkpoints kept.
+
+  Raises:
+    InUse: a live syncer holds it, or it has a run and `restore` is
+      not set, or `restore` is set and there is nothing to restore.
+  """
+
+  def __init__(self, directory: str, restore: bool, max_to_keep: int = 3):
+    self.path = pathlib.Path(directory)
+    self.path.mkdir(parents=True, exist_ok=True)
+    self._lock = open(self.path / "lock", "a")  # noqa: SIM115
+    try:
+      fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      raise InUse(
+        f"{directory} is locked by a syncer that is running: one directory"
+        " holds one run. Stop that syncer, or give another --run_dir."
+      ) from None
+    self.checkpoints = checkpoint.Checkpoints(
+      str(self.path / "checkpoints"), max_to_keep=max_to_keep
+    )
+    latest = self.checkpoints.latest()
+    if restore and latest is None:
+      raise InUse(
+        f"{directory} has no complete checkpoint to restore. Start without"
+        " --restore, or give the --run_dir of an earlier run."
+      )
+    if not restore and (latest is not None or self._epoch_file.exists()):
+      raise InUse(
+        f"{directory} already holds a run. Add --restore to go on with it, or"
+        " give another --run_dir."
+      )
+    self.epoch = self._raise_epoch()
+
+  @property
+  def tape(self) -> pathlib.Path:
+    return self.path / "tape.jsonl"
+
+  def restore(
+    self, layout: fragments.Layout, tx: optax.GradientTransformation
+  ) -> tuple[Tensors, dict[str, Any], dict[str, Any]]:
+    """The newest complete checkpoint.
+
+    Args:
+      layout: Of the model; the checkpoint's must be the same.
+      tx: The outer optimizer, whose state is restored.
+
+    Returns:
+      Tensors, machine state, run spec.
+
+    Raises:
+      ValueError: the checkpoint is of another model, split or outer optimizer.
+    """
+    step = self.checkpoints.latest()
+    assert step is not None
+    records = self.checkpoints.records(step)
+    spec = records["spec"]
+    if spec["layout_digest"] != layout.digest():
+      raise ValueError(
+        f"the checkpoint at step {step} of {self.path} has the layout"
+        f" {spec['layout_digest']}, this config gives {layout.digest()}: P, the"
+        " model and its split may not change in a run. Use the config that is"
+        " in the directory."
+      )
+    theta = tuple(
+      {x.path: np.zeros(x.shape, np.float32) for x in layout.fragment(p)}
+      for p in range(layout.num_fragments)
+    )
+    like = _trees(Tensors(theta, tuple(outer.init(tx, t) for t in theta)))
+    trees = self.checkpoints.restore(step, like)
+    params = fragments.flatten(trees["params"])
+    tensors = Tensors(
+      tuple({path: params[path] for path in part} for part in theta),
+      tuple(trees["outer"][str(p)] for p in range(len(theta))),
+    )
+    return tensors, records["state"], spec
+
+  def save(
+    self, tensors: Tensors, state: dict[str, Any], spec: dict[str, Any]
+  ) -> None:
+    """Starts an asynchronous save, unless this state is saved already."""
+    step = sum(n for _, n in state["versions"])
+    if step == self.checkpoints.latest():
+      return
+    self.checkpoints.save(
+      step, trees=_trees(tensors), records={"state": state, "spec": spec}
+    )
+
+  def close(self) -> None:
+    """Waits for saves under way, then gives up the lock."""
+    self.checkpoints.close()
+    self._lock.close()
+
+  @property
+  def _epoch_file(self) -> pathlib.Path:
+    return self.path / "epoch"
+
+  def _raise_epoch(self) -> int:
+    epoch = 1
+    if self._epoch_file.exists():
+      epoch = 1 + json.loads(self._epoch_file.read_text())
+      if self.tape.exists():
+        self.tape.rename(self.path / f"tape.{epoch - 1}.jsonl")
+    part = self.path / "epoch.part"
+    with open(part, "w") as file:
+      json.dump(epoch, file)
+      file.flush()
+      os.fsync(file.fileno())
+    part.rename(self._epoch_file)
+    return epoch
+
+
+def _trees(tensors: Tensors) -> dict[str, Any]:
+  params = {
+    path: array for part in tensors.theta for path, array in part.items()
+  }
+  return {
+    "params": fragments.unflatten(params),
+    "outer": {str(p): state for p, state in enumerate(tensors.outer)},
+  }

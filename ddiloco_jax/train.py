@@ -1,0 +1,69 @@
+"""A learner of a run, or plain training without --syncer.
+
+  python -m ddiloco_jax.train --config=configs/tiny.py --syncer=HOST:PORT \\
+    --learner_id=0
+  python -m ddiloco_jax.train --config=configs/data_parallel.py
+
+Settings are overridden by --config.SECTION.NAME=VALUE; what all learners must
+agree on is set at the syncer. Exit codes: 0 the run ended well, 1 failure, 2
+bad usage, config or data, 3 another process took this learner's id, 5 no
+syncer was there.
+"""
+
+import logging
+import pathlib
+
+from absl import flags
+
+from ddiloco_jax import config
+from ddiloco_jax.launch import process
+
+_SYNCER = flags.DEFINE_string(
+  "syncer", None, "HOST:PORT of the syncer; without it, plain training."
+)
+_LEARNER_ID = flags.DEFINE_string(
+  "learner_id", "0", "This learner's name in the run: unique among the living."
+)
+_TAKEOVER = flags.DEFINE_bool(
+  "takeover", False, "Fence a process that has this id and still lives."
+)
+_RESTORE = flags.DEFINE_bool(
+  "restore", False, "Go on from this process's newest checkpoint."
+)
+_RUN_DIR = flags.DEFINE_string(
+  "run_dir", None, "Where to write; config.run.directory if not given."
+)
+config.define_flag()
+
+
+def main() -> int:
+  # Imported here: the flags above answer --help before JAX is loaded.
+  from ddiloco_jax.launch import training
+
+  cfg = config.parsed()
+  run_dir = pathlib.Path(_RUN_DIR.value or cfg.run.directory)
+  should_stop = process.stop_on_signals()
+  if _SYNCER.value is None:
+    loss = training.run_plain(cfg, run_dir, should_stop, _RESTORE.value)
+    print(f"held-out loss {loss:.4f} nats per token; run directory {run_dir}")
+    return 0
+  process.refuse_owned(config.syncer_owned(config.overridden()))
+  link = process.make_link(
+    cfg, _SYNCER.value, _LEARNER_ID.value, _TAKEOVER.value
+  )
+  directory = run_dir / "learners" / _LEARNER_ID.value
+  reason = training.run_learner(
+    cfg, link, directory, should_stop, _RESTORE.value
+  )
+  logging.info("learner %s ended: %s", _LEARNER_ID.value, reason)
+  finished = link.finished()
+  return finished.exit_code if finished else process.OK
+
+
+def run() -> None:
+  """Console entry point."""
+  process.run(main, __doc__)
+
+
+if __name__ == "__main__":
+  run()
