@@ -102,13 +102,13 @@ class Config:
   run: RunConfig = dataclasses.field(default_factory=RunConfig)
 
 
-def default() -> ConfigDict:
-  """The defaults of all sections, to edit; no name can be added.
+def default() -> Any:
+  """The defaults of all sections as a ConfigDict; no name can be added.
 
   P is one setting with two names, `sync.num_fragments` and
   `fragments.num_fragments`: whoever sets one sets both.
   """
-  cfg = ConfigDict(_editable(Config()))
+  cfg: Any = ConfigDict(_editable(Config()))
   cfg.fragments.num_fragments = cfg.sync.get_ref("num_fragments")
   return cfg.lock()
 
@@ -195,8 +195,12 @@ def digest(config: Config) -> str:
 
 def shared_json(config: Config) -> str:
   """The syncer's part of the settings, for `RunSpec.settings_json`."""
-  values = {name: _jsonable(_get(config, name)) for name in SYNCER_OWNED}
-  return json.dumps(values, sort_keys=True, allow_nan=False)
+  values = dataclasses.asdict(config)
+  owned = {}
+  for name in SYNCER_OWNED:
+    section, _, key = name.partition(".")
+    owned[name] = values[section][key] if key else values[section]
+  return json.dumps(owned, sort_keys=True, allow_nan=False)
 
 
 def with_shared(config: Config, text: str) -> tuple[Config, tuple[str, ...]]:
@@ -268,7 +272,7 @@ def overridden(
   flag_values: flags.FlagValues = flags.FLAGS,
 ) -> tuple[str, ...]:
   """The dotted names that were set on the command line."""
-  flag = flag_values[FLAG]
+  flag: Any = flag_values[FLAG]
   return () if flag.value is None else tuple(flag.override_values)
 
 
@@ -403,10 +407,6 @@ _RANGES = (
 
 def _get(config: Any, name: str) -> Any:
   return operator.attrgetter(name)(config)
-
-
-def _jsonable(value: Any) -> Any:
-  return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
 
 
 def _names(config: Any) -> Iterator[str]:

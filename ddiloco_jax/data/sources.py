@@ -12,6 +12,7 @@ import os
 import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 STDLIB = "stdlib"
 _SKIPPED = {"site-packages", "dist-packages", "__pycache__", "idle_test"}
@@ -210,7 +211,6 @@ def _field(line: bytes, field: str, place: str) -> bytes:
 def _records(path: str) -> Iterator[bytes]:
   import grain  # Deferred: costs seconds, and only this source needs it here.
 
-  source = grain.sources.ArrayRecordDataSource([path])
-  records = grain.MapDataset.source(source)
+  records: Any = grain.sources.ArrayRecordDataSource([path])
   for index in range(len(records)):
     yield records[index]
