@@ -16,7 +16,7 @@ import pathlib
 from absl import flags
 
 from ddiloco_jax import config
-from ddiloco_jax.launch import process
+from ddiloco_jax.launch import exits, process
 
 _SYNCER = flags.DEFINE_string(
   "syncer", None, "HOST:PORT of the syncer; without it, plain training."
@@ -57,7 +57,7 @@ def main() -> int:
   )
   logging.info("learner %s ended: %s", _LEARNER_ID.value, reason)
   finished = link.finished()
-  return finished.exit_code if finished else process.OK
+  return finished.exit_code if finished else exits.OK
 
 
 def run() -> None:

@@ -14,10 +14,6 @@ from collections.abc import Mapping
 ADDRESS = "{syncer}"
 SYNCER = "syncer"
 
-# Sections of the config that the syncer owns: learners take them from it, and
-# refuse them on their own command line.
-SYNCER_SECTIONS = ("sync", "fragments", "merge", "outer", "wire")
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
@@ -46,6 +42,8 @@ class RunPlan:
     num_learners: Learner processes; their ids are 0, 1, ...
     address: Where the syncer binds; port 0 takes a free one.
     overrides: `--config.x.y=value` flags, as given.
+    owned: Dotted names that the syncer owns, or their sections: a learner
+      takes them from it, and would refuse their overrides.
     restore: Continue the run that is in run_dir.
   """
 
@@ -54,6 +52,7 @@ class RunPlan:
   num_learners: int = 4
   address: str = "127.0.0.1:0"
   overrides: tuple[str, ...] = ()
+  owned: tuple[str, ...] = ()
   restore: bool = False
 
 
@@ -105,7 +104,7 @@ def learner_process(plan: RunPlan, learner: int) -> Process:
     f"--syncer={ADDRESS}",
     f"--learner_id={learner}",
     f"--run_dir={plan.run_dir}",
-    *(o for o in plan.overrides if not is_owned_by_syncer(o)),
+    *(o for o in plan.overrides if not _is_owned(o, plan.owned)),
   )
   # Learners on one accelerator would each take most of its memory at once.
   env = {**_shared_env(plan), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -122,10 +121,9 @@ def learner_name(learner: int | str) -> str:
   return f"learner-{learner}"
 
 
-def is_owned_by_syncer(override: str) -> bool:
-  """Whether a learner would refuse this `--config.x.y=value`."""
-  section = override.removeprefix("--config.").split("=")[0].split(".")[0]
-  return section in SYNCER_SECTIONS
+def _is_owned(override: str, owned: tuple[str, ...]) -> bool:
+  name = override.removeprefix("--config.").split("=")[0]
+  return any(name == own or name.startswith(own + ".") for own in owned)
 
 
 def _shared_env(plan: RunPlan) -> dict[str, str]:

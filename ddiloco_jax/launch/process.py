@@ -1,6 +1,6 @@
 """What every process of a run does at its edges: signals, logs, exit codes.
 
-One table of exit codes for all commands; an error that a person can act on is
+An error that a person can act on is
 one line on stderr, any other keeps its traceback.
 """
 
@@ -14,19 +14,19 @@ from collections.abc import Callable, Sequence
 from absl import app
 
 from ddiloco_jax import config
+from ddiloco_jax.launch.exits import (
+  BAD_USAGE,
+  FAILED,
+  FENCED,
+  IN_USE,
+  NO_SYNCER,
+  QUORUM_TIMEOUT,
+)
 from ddiloco_jax.learner.client import Client
 from ddiloco_jax.learner.link import Link, LinkConfig, SyncerLost
 from ddiloco_jax.protocol import machine
 from ddiloco_jax.syncer.errors import InUse
 from ddiloco_jax.wire.status import ServiceError
-
-OK = 0
-FAILED = 1
-BAD_USAGE = 2
-FENCED = 3
-QUORUM_TIMEOUT = 4
-NO_SYNCER = 5
-IN_USE = 6
 
 assert machine.QUORUM_TIMEOUT_EXIT_CODE == QUORUM_TIMEOUT
 

@@ -12,14 +12,14 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
+from ddiloco_jax.launch import exits
 from ddiloco_jax.launch.children import Child, describe_exit
 from ddiloco_jax.launch.failures import Kill, Moment, Progress
 from ddiloco_jax.launch.plan import SYNCER, Process
 
 RESTARTS = ("never", "always")
-# Starting again would end the same way: bad usage, a fenced process, an
-# address or a run directory that is taken.
-_FINAL_CODES = (2, 3, 6)
+# Starting again would end the same way.
+_FINAL_CODES = (exits.BAD_USAGE, exits.FENCED, exits.IN_USE)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ class Run:
         self._say(
           f"the syncer did not serve within {self._cfg.start_timeout_s:g} s"
         )
-        self._fail(self.syncer, 1)
+        self._fail(self.syncer, exits.FAILED)
         return False
       time.sleep(0.05)
     self._reap(Progress(0.0))
@@ -163,7 +163,22 @@ class Run:
     """The syncer's failure if it failed, else the first one, else 0."""
     codes = [f.code for f in self.failures if f.name == SYNCER]
     codes += [f.code for f in self.failures]
-    return max(codes[0], 1) if codes else 0
+    return max(codes[0], exits.FAILED) if codes else exits.OK
+
+  def states(self) -> dict[str, str]:
+    """Process name -> what it does, in a word or two."""
+    return {name: self._state(child) for name, child in self.children.items()}
+
+  def _state(self, child: Child) -> str:
+    if child.is_running:
+      return "runs"
+    if child.name in self._returns:
+      return f"down, returns at {self._returns[child.name]}"
+    if child.exit_code is None:
+      return "not started"
+    if child.was_killed:
+      return "killed"
+    return "ended" if child.exit_code == 0 else describe_exit(child.exit_code)
 
   def _kill_due(self, progress: Progress) -> None:
     due = [k for k in self._kills if k.when.is_past(progress)]

@@ -9,7 +9,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from ddiloco_jax.report import summary as summaries
 from ddiloco_jax.report.history import History, Life, Progress
@@ -185,7 +185,8 @@ def draw_contributors(ax: Axes, history: History) -> None:
     markersize=4,
     label="contributing",
   )
-  ax.set_ylim(bottom=0)
+  most = max([1, *(m.num_live for m in history.merges)])
+  ax.set_ylim(0, most + 0.4)
   ax.yaxis.set_major_locator(MaxNLocator(integer=True))
   ax.set_xlim(0, _end(history))
   ax.set_xlabel("seconds since the run began")
@@ -220,7 +221,8 @@ def draw_realised_h(ax: Axes, history: History) -> None:
   ax.grid(axis="x", visible=False)
   ax.set_xlabel("fragment")
   ax.set_ylabel("steps")
-  ax.legend(fontsize=8, loc="lower right")
+  ax.set_ylim(0, 1.25 * max(configured + allowed, *values, 0.0))
+  ax.legend(fontsize=8, loc="upper right")
 
 
 def draw_books(ax: Axes, history: History) -> None:
@@ -243,6 +245,7 @@ def draw_books(ax: Axes, history: History) -> None:
   ax.set_ylim(len(books) - 0.4, -0.6)
   ax.set_xlim(0, 1.2 * max([1.0, *books.values()]))
   ax.grid(axis="y", visible=False)
+  ax.xaxis.set_major_formatter(EngFormatter(sep=""))
   ax.set_xlabel("tokens")
 
 

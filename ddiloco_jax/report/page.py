@@ -28,7 +28,7 @@ section svg {{ width: 100%; height: auto; display: block; }}
 .card b {{ display: block; font-size: 1.25rem; color: #22262c;
   font-variant-numeric: tabular-nums; }}
 .card span {{ font-size: .8rem; color: #6a707a; }}
-pre {{ margin: 0; overflow-x: auto; font-size: .8rem; }}
+pre {{ margin: 0; white-space: pre-wrap; font-size: .8rem; }}
 </style>
 </head>
 <body>

@@ -45,15 +45,20 @@ def test_a_restored_run_restores_from_its_first_life_on():
 
 
 def test_what_the_syncer_owns_is_told_to_the_syncer_only():
-  ours, shared = "--config.sync.quorum=2", "--config.train.batch_size=4"
+  ours = ("--config.sync.quorum=2", "--config.wire.chunk_bytes=4096")
+  theirs = ("--config.train.batch_size=4", "--config.wire.keepalive_s=3")
 
   syncer, learner = plan_run(
-    make_plan(num_learners=1, overrides=(ours, shared))
+    make_plan(
+      num_learners=1,
+      overrides=(*ours, *theirs),
+      owned=("sync", "wire.chunk_bytes"),
+    )
   )
 
-  assert {ours, shared} <= set(syncer.argv)
-  assert ours not in learner.argv
-  assert shared in learner.argv
+  assert {*ours, *theirs} <= set(syncer.argv)
+  assert not {*ours} & set(learner.argv)
+  assert {*theirs} <= set(learner.argv)
 
 
 def test_all_processes_share_one_compilation_cache():

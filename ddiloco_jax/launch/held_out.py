@@ -1,0 +1,46 @@
+"""Held-out loss of a run's first and last global parameters."""
+
+import pathlib
+
+import jax
+
+from ddiloco_jax import config
+from ddiloco_jax.algorithm import fragments
+from ddiloco_jax.data import stream
+from ddiloco_jax.launch import syncing
+from ddiloco_jax.models import transformer
+from ddiloco_jax.training import checkpoint, evaluate
+
+
+def evaluate_run(run_dir: pathlib.Path) -> dict[str, float | None]:
+  """Evaluates what the syncer has saved; nothing of the run may still write.
+
+  Args:
+    run_dir: Of a run of a model of ours, started from the config's own seed.
+
+  Returns:
+    loss_start and loss_end, nats per token over the run's held-out windows
+    (loss_end None if the run saved nothing), and bigram_entropy of that text.
+  """
+  cfg = config.from_json((run_dir / "config.json").read_text("utf-8"))
+  loss_of = evaluate.make_evaluate(transformer.make_model(cfg.model))
+  windows = stream.held_out(
+    cfg.data, cfg.train.seq_len, cfg.evaluate.num_windows, cfg.train.batch_size
+  )
+  first = fragments.unflatten(syncing.init_params(cfg))
+  last = last_params(run_dir, first)
+  return {
+    "loss_start": loss_of(first, windows).loss,
+    "loss_end": None if last is None else loss_of(last, windows).loss,
+    "bigram_entropy": stream.bigram_entropy(cfg.data),
+  }
+
+
+def last_params(run_dir: pathlib.Path, like: dict) -> dict | None:
+  """The params of the newest checkpoint of the syncer, of like's structure."""
+  saved = checkpoint.Checkpoints(run_dir / "checkpoints", read_only=True)
+  step = saved.latest()
+  if step is None:
+    return None
+  trees = saved.restore(step, {"params": jax.tree.map(lambda x: x, like)})
+  return trees["params"]
