@@ -67,7 +67,7 @@ def init(tx: optax.GradientTransformation, theta: Fragment) -> Any:
   Returns:
     A pytree of numpy arrays, which `step` replaces.
   """
-  with jax.default_device(_cpu()):
+  with _on_cpu():
     return _to_host(tx.init(_as_float32(theta)))
 
 
@@ -86,7 +86,7 @@ def step(
     The new theta and state, numpy arrays that nobody else writes.
   """
   assert theta.keys() == delta.keys(), sorted(theta.keys() ^ delta.keys())
-  with jax.default_device(_cpu()):
+  with _on_cpu():
     return _to_host(_step(tx, _as_float32(theta), _as_float32(delta), state))
 
 
@@ -105,8 +105,9 @@ def _to_host(tree: Any) -> Any:
   return jax.tree.map(np.asarray, tree)
 
 
-def _cpu() -> jax.Device:
-  return jax.local_devices(backend="cpu")[0]
+def _on_cpu():
+  """The syncer has no accelerator; a learner in its process may have one."""
+  return jax.default_device(jax.local_devices(backend="cpu")[0])
 
 
 _OPTIMIZERS = {
@@ -123,5 +124,5 @@ _OPTIMIZERS = {
 }
 
 
-def _eps(cfg: OuterConfig) -> dict[str, float]:
+def _eps(cfg: OuterConfig) -> dict[str, Any]:
   return {} if cfg.eps is None else {"eps": cfg.eps}
