@@ -455,7 +455,7 @@ def _build(cls: Any, values: Any, section: str) -> Any:
   )
 
 
-def _convert(value: Any, kind: Any, name: str) -> Any:
+def _convert(value: Any, kind: Any, name: str, also: str = "") -> Any:
   """The value as the type of its field, or a ValueError."""
   arguments = typing.get_args(kind)
   if dataclasses.is_dataclass(kind):
@@ -463,8 +463,10 @@ def _convert(value: Any, kind: Any, name: str) -> Any:
   if (
     isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
   ):
+    if value is None:
+      return None
     (inner,) = (k for k in arguments if k is not type(None))
-    return None if value is None else _convert(value, inner, name)
+    return _convert(value, inner, name, " or None")
   if typing.get_origin(kind) is tuple and isinstance(value, list | tuple):
     (item, _) = arguments  # Only tuple[X, ...] occurs.
     return tuple(_convert(v, item, f"{name}[{i}]") for i, v in enumerate(value))
@@ -475,7 +477,7 @@ def _convert(value: Any, kind: Any, name: str) -> Any:
       "a finite float" if kind is float else f"of type {_type_name(kind)}"
     )
     raise ValueError(
-      f"{name} is {value!r} ({type(value).__name__}): it must be {wanted}; "
+      f"{name} is {value!r} ({type(value).__name__}): it must be {wanted}{also}; "
       f"write --config.{name}=VALUE, with the equals sign."
     )
   return value
