@@ -20,7 +20,6 @@ from ddiloco_jax.wire import (
   methods,
   options,
   port,
-  standing,
   transfer,
 )
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
@@ -101,22 +100,20 @@ class Client:
       finally:
         parts.cancel()  # Whatever is left of it.
 
-  def status(self) -> Any:
-    """How the run stands."""
+  def status(self) -> pb.Status:
+    """How the run stands, as the message that the syncer serves."""
     with self._faults():
       call = self._call("GetStatus")
-      answer = call(pb.GetStatusRequest(), timeout=self._cfg.call_timeout_s)
-    return standing.status_from_pb(answer)
+      return call(pb.GetStatusRequest(), timeout=self._cfg.call_timeout_s)
 
-  def watch(self, interval_s: float) -> Iterator[Any]:
+  def watch(self, interval_s: float) -> Iterator[pb.Status]:
     """How the run stands, again and again until it ends."""
     with self._faults():
       call = self._call("WatchStatus")(
         pb.WatchStatusRequest(interval_s=interval_s)
       )
       try:
-        for answer in call:
-          yield standing.status_from_pb(answer)
+        yield from call
       finally:
         call.cancel()
 

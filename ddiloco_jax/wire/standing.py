@@ -18,11 +18,6 @@ def status_to_pb(status: Any) -> pb.Status:
   return message
 
 
-def status_from_pb(message: pb.Status) -> Any:
-  """A message as it is, until protocol.status has its types."""
-  return message
-
-
 def _fill(message: Message, value: Any) -> None:
   for field in message.DESCRIPTOR.fields:
     given = getattr(value, field.name)
