@@ -26,6 +26,9 @@ class Counts(NamedTuple):
   tokens: int = 0
 
 
+ZERO = Counts()
+
+
 class Position(NamedTuple):
   """How far a data shard has been read: the next batch index."""
 
@@ -140,7 +143,7 @@ class Applied(LearnerEvent):
   fragment: int
   version: Version
   step: int
-  counts: Counts = Counts()
+  counts: Counts = ZERO
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,6 +289,7 @@ class Resolved(Effect):
 
   key: ReplyKey
   outcome: Outcome
+  first: Outcome | None = None  # Of a duplicate: what the first one was told.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -371,7 +375,5 @@ class Alarm(Effect):
 
 def to_dict(value: Event | Effect) -> dict[str, Any]:
   """An event or effect as JSON-ready values, named by its class."""
-  fields = {
-    f.name: getattr(value, f.name) for f in dataclasses.fields(value)
-  }
+  fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
   return {"type": type(value).__name__, **fields}

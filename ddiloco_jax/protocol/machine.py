@@ -1,0 +1,229 @@
+"""The machine: one event in, the next state and its decisions out.
+
+The theory, top to bottom (arXiv 2604.21428, Sec. 3; Eq. 3; App. E):
+
+1. Learners report every step; nobody waits for anybody. (`schedule.reported`)
+2. t follows their step time, and makes one fragment due after the other.
+   (`schedule.advance`)
+3. A due fragment opens a round: the members are frozen and pulled.
+   (`rounds.open_due`)
+4. K replies make a quorum; the grace window lets the others in; then all are
+   merged into the next version. (`replies.replied`, `rounds.progress`)
+5. The version is published to everybody and adopted at a step boundary, which
+   starts a new span of counts. (`rounds.merged`, `rounds.applied`)
+6. Who is silent, gone or late changes who is asked, never whether the others
+   go on. (`membership`)
+7. At the end every fragment is flushed once, published exactly, and
+   acknowledged. (`ending`)
+
+No clock, no randomness, no I/O, and no event order that raises.
+"""
+
+import dataclasses
+import hashlib
+import json
+from typing import Any
+
+from ddiloco_jax.protocol import (
+  ending,
+  events,
+  ledger,
+  membership,
+  replies,
+  rounds,
+  saved,
+  schedule,
+)
+from ddiloco_jax.protocol.events import Effect, Event
+from ddiloco_jax.protocol.rules import Rules
+from ddiloco_jax.protocol.state import State, initial
+from ddiloco_jax.protocol.turn import Turn
+
+__all__ = [
+  "digest",
+  "initial",
+  "load",
+  "next_timer",
+  "restore",
+  "save",
+  "step",
+]
+
+
+def step(state: State, event: Event) -> tuple[State, tuple[Effect, ...]]:
+  """Consumes one event.
+
+  Args:
+    state: Never written.
+    event: Its time may not lie before the last one's; if it does, the last
+      one's counts.
+
+  Returns:
+    The next state, and what is to be done, in this order.
+  """
+  turn = Turn(state)
+  turn.now = max(state.now, event.time)
+  if state.end is not None and state.end.finished:
+    _after_the_end(turn, event)
+    return turn.freeze(), tuple(turn.effects)
+  membership.scan(turn)
+  replies.expire_carried(turn)
+  _consume(turn, event)
+  schedule.advance(turn)
+  ending.check(turn)
+  rounds.progress(turn)
+  if turn.queue and not _is_idle(turn, state):
+    rounds.open_due(turn)
+    rounds.progress(turn)
+  ending.progress(turn)
+  return turn.freeze(), tuple(turn.effects)
+
+
+def _consume(turn: Turn, event: Event) -> None:
+  match event:
+    case events.Reported():
+      schedule.reported(turn, event)
+    case events.Applied():
+      rounds.applied(turn, event)
+      ending.acknowledge(turn, event)
+    case events.Replied():
+      replies.replied(turn, event)
+    case events.Pushing():
+      replies.pushing(turn, event)
+    case events.Merged():
+      rounds.merged(turn, event)
+    case events.Heard():
+      learner = turn.speaker(event)
+      if learner is not None:
+        turn.quiet = learner.live
+        membership.hear(turn, learner)
+    case events.Joined():
+      membership.join(turn, event)
+    case events.Disconnected():
+      membership.disconnect(turn, event)
+    case events.Left():
+      membership.leave(turn, event)
+    case events.PushBroken():
+      replies.push_broken(turn, event)
+    case events.StopRequested():
+      ending.stop_requested(turn, event)
+    case _:
+      pass  # Ticked: time has passed, which every step looks at.
+
+
+def _is_idle(turn: Turn, before: State) -> bool:
+  """Whether no due fragment can have become ready to open in this step."""
+  return (
+    turn.quiet
+    and turn.t == before.t
+    and turn.rounds is before.rounds
+    and turn.num_live == before.num_live
+    and not any(before.now < d.not_before <= turn.now for d in turn.queue)
+  )
+
+
+def _after_the_end(turn: Turn, event: Event) -> None:
+  if isinstance(event, events.Joined):
+    membership.join(turn, event)
+  elif isinstance(event, events.Replied):
+    turn.count("late")
+    turn.emit(
+      events.Resolved(
+        key=replies.key_of(event),
+        outcome=events.Outcome.LATE,
+        reason="the run has finished",
+      )
+    )
+
+
+def next_timer(state: State) -> float | None:
+  """When a `Ticked` is wanted, if nothing happens before; None: never."""
+  end = state.end
+  if end is not None and end.finished:
+    return None
+  times = [state.scan_at, state.carried_check_at, schedule.pace_at(state)]
+  for r in state.rounds:
+    if not r.merging:
+      times.append(r.deadline if r.quorum_at is None else r.grace_end)
+  if state.queue and len(state.rounds) < state.rules.max_open_rounds:
+    times += [due.not_before for due in state.queue]
+  if end is not None:
+    times.append(end.until)
+  elif state.lacking_since is not None:
+    times.append(state.lacking_since + state.rules.quorum_timeout_s)
+  ahead = [at for at in times if at is not None and at > state.now]
+  return min(ahead, default=None)
+
+
+def save(state: State) -> dict[str, Any]:
+  """The state as strict JSON values, its rules apart."""
+  fields = saved.encode(state)
+  del fields["rules"]
+  return {"format": 1, **fields}
+
+
+def load(rules: Rules, values: dict[str, Any]) -> State:
+  """The very state that `save` was given, in the same epoch.
+
+  Raises:
+    ValueError: What was saved is of another format or another fragment count.
+  """
+  fields = dict(values)
+  found = fields.pop("format", None)
+  if found != 1:
+    raise ValueError(
+      f"the saved protocol state has format {found!r} and this release reads "
+      "1; restore with the release that wrote it"
+    )
+  num = len(fields["fragments"])
+  if num != rules.num_fragments:
+    raise ValueError(
+      f"the saved run has {num} fragments and the config {rules.num_fragments}:"
+      " P may not change at a restore; set num_fragments back"
+    )
+  return saved.decode(State, {**fields, "rules": saved.encode(rules)})
+
+
+def restore(rules: Rules, values: dict[str, Any]) -> State:
+  """The first state of a new epoch after a restart of the syncer.
+
+  Versions, ledger, averages and time go on. Replies of open rounds are lost:
+  what they cover stays pending until a later reply or an adoption decides it.
+  Nobody is live until it is heard again.
+  """
+  initial(rules)  # Refuses rules that contradict each other.
+  old = load(rules, values)
+  turn = Turn(old)
+  turn.epoch = old.epoch + 1
+  turn.starts = (*old.starts, tuple(f.version.n for f in old.fragments))
+  for r in (*(reply for o in old.rounds for reply in o.replies), *old.carried):
+    account = turn.account(r.key.learner, r.key.fragment)
+    account = ledger.uncover(account, r.key, ledger.GIVEN_UP)
+    turn.put_account(r.key.learner, r.key.fragment, account)
+  for learner in old.learners.values():
+    turn.put(
+      dataclasses.replace(
+        learner, live=False, training=False, connected=False, asked=()
+      )
+    )
+    for p in range(rules.num_fragments):
+      turn.settle(learner.learner, p)
+  queued = {due.fragment for due in old.queue}
+  lost = (rounds.due_again(r) for r in old.rounds if r.fragment not in queued)
+  turn.queue = (*old.queue, *lost)
+  turn.rounds, turn.carried, turn.syncs = (), (), {}
+  turn.num_reported, turn.has_joined = 0, False
+  turn.t_due, turn.lacking_since = turn.now, None
+  turn.scan_at = turn.carried_check_at = turn.end = None
+  cause = ending.end_cause(turn)
+  if cause is not None:
+    turn.end = ending.already_over(old, cause)
+  return turn.freeze()
+
+
+def digest(state: State) -> str:
+  """A name of the whole state, the same on every machine: hex SHA-256."""
+  text = json.dumps(
+    saved.encode(state), sort_keys=True, separators=(",", ":"), allow_nan=False
+  )
+  return hashlib.sha256(text.encode()).hexdigest()

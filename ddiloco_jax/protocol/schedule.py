@@ -1,0 +1,133 @@
+"""The pace of t, and which fragment is due when.
+
+t follows the median training learner's step time, never the network's; a
+fragment is due once a cycle, at its slot. (arXiv 2604.21428, Sec. 3.1.)
+"""
+
+import dataclasses
+import functools
+
+from ddiloco_jax.protocol import events, membership
+from ddiloco_jax.protocol.quorum import average
+from ddiloco_jax.protocol.state import Due, State
+from ddiloco_jax.protocol.turn import Turn
+
+# A process compiles in its first two steps: they are not timed.
+NUM_UNTIMED = 2
+
+
+@functools.lru_cache(maxsize=16)
+def slots(num_fragments: int, cycle_steps: int) -> dict[int, int]:
+  """Offset in the cycle -> fragment: t_p = floor(p * H / P), all distinct."""
+  return {p * cycle_steps // num_fragments: p for p in range(num_fragments)}
+
+
+def reported(turn: Turn, event: events.Reported) -> None:
+  """A process is at a new step boundary: the one event of every step."""
+  old = turn.speaker(event)
+  if old is None:
+    turn.count("fenced")
+    return
+  steps = event.step - old.step
+  step_s, stepped_at, reported_t = old.step_s, old.stepped_at, old.reported_t
+  if steps > 0:
+    turn.stepped = True
+    if old.num_steps >= NUM_UNTIMED and not old.waiting:
+      sample_s = (turn.now - stepped_at) / steps
+      share = 1 - (1 - turn.rules.average_weight) ** min(steps, 1000)
+      step_s = average(step_s or None, sample_s, share)
+    stepped_at = turn.now
+    if reported_t != turn.t:
+      turn.num_reported += 1
+      reported_t = turn.t
+  training = steps > 0 or event.waiting or event.exhausted
+  rules = turn.rules
+  turn.quiet = (
+    old.live
+    and old.training
+    and not old.fresh
+    and not rules.wait_for_publication
+    and rules.members == "live"
+  )
+  turn.put(
+    dataclasses.replace(
+      old,
+      live=True,
+      training=training or (old.live and old.training),
+      heard_at=turn.now,
+      step=max(event.step, old.step),
+      step_s=step_s,
+      stepped_at=stepped_at,
+      num_steps=old.num_steps + max(steps, 0),
+      reported_t=reported_t,
+      counts=event.counts,
+      positions=event.positions,
+      boundaries=event.boundaries,
+      waiting=event.waiting,
+      exhausted=event.exhausted,
+      metrics=event.metrics,
+      fresh=min(event.counts)[0] < 1,
+    )
+  )
+  if not (old.live and old.training):
+    membership.wake_scan(turn, turn.now + rules.lease_s)
+
+
+def pace_at(turn: State | Turn) -> float | None:
+  """When t may advance; None while too few learners reported a new step."""
+  rules = turn.rules
+  if turn.end is not None:
+    return None
+  if rules.wait_for_publication or rules.max_ahead:
+    return None
+  if turn.num_reported < rules.quorum:
+    return None
+  if turn.step_s is None:
+    return turn.now if turn.num_reported >= turn.num_pacing else None
+  return turn.t_due
+
+
+def advance(turn: Turn) -> None:
+  """Moves t as far as the pace allows, and queues what becomes due."""
+  rules = turn.rules
+  if turn.end is not None:
+    return
+  if rules.wait_for_publication or rules.max_ahead:
+    _follow_indices(turn)
+    return
+  at = pace_at(turn)
+  if at is None or turn.now < at:
+    return
+  step_s = turn.step_s or 0.0
+  # At most one step of credit: t never runs after a long gap to catch up.
+  turn.t_due = max(turn.t_due, turn.now - step_s) + step_s
+  _tick(turn)
+
+
+def _follow_indices(turn: Turn) -> None:
+  """t is the K-th largest cumulative step index of the live learners."""
+  k = turn.rules.quorum
+  if not turn.stepped:
+    return
+  indices = sorted(
+    (learner.step for learner in turn.learners.values() if learner.live),
+    reverse=True,
+  )
+  if len(indices) < k:
+    return
+  last = turn.rules.num_syncer_steps
+  while turn.t < indices[k - 1] and not (last and turn.t >= last):
+    _tick(turn)
+
+
+def _tick(turn: Turn) -> None:
+  turn.t += 1
+  turn.num_reported = 0
+  cycle = turn.rules.cycle_steps
+  fragment = slots(turn.rules.num_fragments, cycle).get(turn.t % cycle)
+  if fragment is None:
+    return
+  if any(due.fragment == fragment for due in turn.queue):
+    turn.count("slot_missed")
+    return
+  turn.queue = (*turn.queue, Due(fragment, turn.t))

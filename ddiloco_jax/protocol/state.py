@@ -1,0 +1,302 @@
+"""The state of a run as one frozen value: names, numbers and times only.
+
+Nothing here is ever written: `turn.Turn` makes the next State of it.
+(arXiv 2604.21428, Sec. 3.)
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+from ddiloco_jax.protocol.events import (
+  ZERO,
+  Counts,
+  Position,
+  ReplyKey,
+  Version,
+)
+from ddiloco_jax.protocol.ledger import Account
+from ddiloco_jax.protocol.rules import Rules
+
+
+class Member(NamedTuple):
+  """One process, as a round asks it."""
+
+  learner: str
+  incarnation: int
+
+
+class Asked(NamedTuple):
+  """A reply that is under way.
+
+  Attributes:
+    moved_at: When its bytes last moved, while an upload is open; else None.
+    num_bytes: How many of them had arrived then.
+    carried: Its round has closed; it enters a later one.
+  """
+
+  fragment: int
+  round: int
+  attempt: int
+  moved_at: float | None = None
+  num_bytes: int = 0
+  carried: bool = False
+
+
+class Reply(NamedTuple):
+  """A whole reply that waits to be merged."""
+
+  key: ReplyKey
+  base: Version
+  counts: Counts
+  weight: float
+  scale: float  # Norm per unit of learning rate, or per step.
+  per_lr: bool
+  at: float
+
+
+class Refusal(NamedTuple):
+  key: ReplyKey
+  kind: str
+  reason: str
+  scale: float  # Of an outlier; 0 for other kinds.
+  per_lr: bool
+
+
+class Due(NamedTuple):
+  """A fragment that waits for its round; attempt 0 gets a new round number."""
+
+  fragment: int
+  slot: int  # The t at which it became due.
+  round: int = -1
+  attempt: int = 0
+  not_before: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+  """One fragment, from its opening to its publication."""
+
+  fragment: int
+  round: int
+  attempt: int
+  slot: int
+  opened_at: float
+  deadline: float
+  quorum: int
+  members: tuple[Member, ...]
+  waiting: tuple[Member, ...]
+  replies: tuple[Reply, ...] = ()
+  refused: tuple[Refusal, ...] = ()
+  quorum_at: float | None = None
+  grace_end: float | None = None
+  merging: bool = False
+  flush: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Learner:
+  """What is known of the newest process of one learner id.
+
+  Attributes:
+    live: Heard within the lease, and not gone.
+    training: Took a step lately, or waits for a publication, or is exhausted.
+    connected: Its control stream is open.
+    gone: It left or was fenced; nothing of this incarnation is taken.
+    num_steps: Steps seen of this process; the first two are not timed.
+    step_s: Moving average of its step time; 0 before there is one.
+    pacing_s: Its entry in `State.step_times`; 0 if it has none.
+    reported_t: The t at which it last reported a new step.
+    exact: Fragments whose exact last version it has adopted.
+  """
+
+  learner: str
+  nonce: str
+  incarnation: int
+  shard: int
+  joined_at: float
+  heard_at: float
+  step: int
+  counts: tuple[Counts, ...]
+  bases: tuple[Version | None, ...]
+  max_replies: int = 1
+  live: bool = True
+  training: bool = False
+  connected: bool = True
+  gone: bool = False
+  stepped_at: float = 0.0
+  num_steps: int = 0
+  step_s: float = 0.0
+  pacing_s: float = 0.0
+  reported_t: int = -1
+  waiting: bool = False
+  exhausted: bool = False
+  fresh: bool = True
+  positions: tuple[Position, ...] = ()
+  boundaries: tuple[tuple[int, int], ...] = ()
+  metrics: tuple[tuple[str, float], ...] = ()
+  asked: tuple[Asked, ...] = ()
+  exact: tuple[int, ...] = ()
+  fenced_nonces: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FragmentState:
+  """One fragment's version, last contributors and guard."""
+
+  version: Version
+  num_merges: int = 0
+  contributors: tuple[Member, ...] = ()
+  merged: Counts = ZERO
+  scales_per_lr: tuple[float, ...] = ()
+  scales_per_step: tuple[float, ...] = ()
+
+
+class Sync(NamedTuple):
+  """A published version on its way to the median learner."""
+
+  version: Version
+  replied_at: float
+  need: int
+  seen: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+  """The end of a run, under way.
+
+  Attributes:
+    pending: Fragments whose flush round is still to come.
+    until: Bound on the present phase.
+    exact: The last versions are published; learners acknowledge them.
+    awaited: Learners that have not acknowledged every one of them.
+  """
+
+  cause: str
+  reason: str
+  exit_code: int
+  pending: tuple[int, ...]
+  until: float
+  exact: bool = False
+  awaited: tuple[str, ...] = ()
+  finished: bool = False
+  missing: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+  """Everything the protocol decides by.
+
+  Attributes:
+    starts: Per epoch, from the first, the n that each fragment started from.
+    t_due: When t may next advance.
+    num_reported: Learners that reported a new step since t last advanced.
+    carried: Whole carried replies that wait for a round of their fragment.
+    step_times: Sorted step times of the learners that set the pace.
+    scan_at: No lease and no training learner lapses before.
+    lacking_since: Since when fewer than K learners train.
+    accepted: Per shard, the next batch after what accepted replies cover.
+  """
+
+  rules: Rules
+  epoch: int
+  starts: tuple[tuple[int, ...], ...]
+  fragments: tuple[FragmentState, ...]
+  now: float = 0.0
+  t: int = 0
+  t_due: float = 0.0
+  num_reported: int = 0
+  learners: dict[str, Learner] = dataclasses.field(default_factory=dict)
+  accounts: dict[str, tuple[Account, ...]] = dataclasses.field(
+    default_factory=dict
+  )
+  accepted: dict[int, int] = dataclasses.field(default_factory=dict)
+  rounds: tuple[Round, ...] = ()
+  queue: tuple[Due, ...] = ()
+  carried: tuple[Reply, ...] = ()
+  syncs: dict[int, Sync] = dataclasses.field(default_factory=dict)
+  step_times: tuple[float, ...] = ()
+  step_s: float | None = None
+  quorum_s: float | None = None
+  sync_s: float | None = None
+  num_live: int = 0
+  num_training: int = 0
+  num_pacing: int = 0
+  num_exhausted: int = 0
+  scan_at: float | None = None
+  carried_check_at: float | None = None
+  lacking_since: float | None = None
+  has_joined: bool = False
+  next_round: int = 1
+  next_incarnation: int = 1
+  end: End | None = None
+  counters: dict[str, int] = dataclasses.field(default_factory=dict)
+  alarms: tuple[str, ...] = ()
+
+
+def initial(rules: Rules, epoch: int = 1) -> State:
+  """The state of a run before its first event.
+
+  Args:
+    rules: What the run decides by; checked here.
+    epoch: The first epoch is 1.
+
+  Raises:
+    ValueError: Rules that contradict each other.
+  """
+  _check(rules)
+  num = rules.num_fragments
+  zeros = (0,) * num
+  return State(
+    rules=rules,
+    epoch=epoch,
+    starts=(zeros,) * epoch,
+    fragments=(FragmentState(version=Version(epoch, 0)),) * num,
+  )
+
+
+def _check(rules: Rules) -> None:
+  num, cycle = rules.num_fragments, rules.cycle_steps
+  if not 1 <= num <= cycle:
+    raise ValueError(
+      f"num_fragments is {num} and cycle_steps {cycle}: every fragment needs "
+      "a slot of its own, so 1 <= num_fragments <= cycle_steps; raise "
+      "cycle_steps or lower num_fragments"
+    )
+  if rules.fragment_params and len(rules.fragment_params) != num:
+    raise ValueError(
+      f"fragment_params has {len(rules.fragment_params)} entries for {num} "
+      "fragments: give one per fragment, or none"
+    )
+  for name, least in (
+    ("quorum", 1),
+    ("max_open_rounds", 1),
+    ("max_learners", 1),
+    ("num_shards", 1),
+    ("max_staleness", 0),
+  ):
+    value = getattr(rules, name)
+    if value < least:
+      raise ValueError(f"{name} is {value}; it must be at least {least}")
+  if rules.quorum > rules.max_learners:
+    raise ValueError(
+      f"quorum {rules.quorum} > max_learners {rules.max_learners}: no round "
+      "could ever be merged; raise max_learners or lower quorum"
+    )
+  for name, allowed in (
+    ("members", ("live", "reported")),
+    ("pace", ("median", "fastest")),
+    ("stale", ("merge", "reject")),
+  ):
+    value = getattr(rules, name)
+    if value not in allowed:
+      raise ValueError(f"{name} is {value!r}; choose from {allowed}")
+  for name in ("lease_s", "min_deadline_s", "quorum_timeout_s"):
+    value = getattr(rules, name)
+    if not value > 0:
+      raise ValueError(f"{name} is {value}; it must be more than 0 seconds")
+  if rules.quorum_timeout_s < rules.lease_s:
+    raise ValueError(
+      f"quorum_timeout_s {rules.quorum_timeout_s} < lease_s {rules.lease_s}: "
+      "the run would end before a silent learner is known to be lost; raise "
+      "quorum_timeout_s or lower lease_s"
+    )
