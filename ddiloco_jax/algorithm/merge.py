@@ -17,7 +17,7 @@ import numpy as np
 
 from ddiloco_jax.algorithm.fragments import Fragment, Leaf
 
-_CHUNK = 1 << 16  # Elements: a float64 copy of them stays in the cache.
+_CHUNK = 1 << 14  # Elements: float64 copies of them stay in the cache.
 _CANCELLED = 1e-12  # Norm of the mean direction below which there is none.
 
 
