@@ -1,5 +1,6 @@
 """The wire over real gRPC, with a synchronizer small enough to read."""
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import queue
@@ -10,8 +11,14 @@ import zlib
 from collections.abc import Iterator
 
 import grpc
+import hypothesis
+import hypothesis.strategies as st
 import numpy as np
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+  ProtoReflectionDescriptorDatabase,
+)
 
 from ddiloco_jax.algorithm.fragments import make_layout
 from ddiloco_jax.learner.client import Client
@@ -74,7 +81,7 @@ class Store:
     self.pushed: dict[int, bytes] = {}
     self.broken: queue.SimpleQueue = queue.SimpleQueue()
     self.num_chunks = 0
-    self.served = None
+    self.phase = "training"
 
   def get_run(self) -> port.RunSpec:
     return self.run
@@ -111,7 +118,12 @@ class Store:
 
   def status(self):
     fields = {f.name: _empty(f) for f in pb.Status.DESCRIPTOR.fields}
-    fields |= {"run_id": "r", "counters": {"late": 3}, "alarms": ("!",)}
+    fields |= {
+      "run_id": "r",
+      "phase": self.phase,
+      "counters": {"late": 3},
+      "alarms": ("!",),
+    }
     return types.SimpleNamespace(**fields, extra="not in the message")
 
 
@@ -332,3 +344,225 @@ def test_no_syncer_is_unavailable_and_the_next_address_is_tried():
 
   assert caught.value.is_worth_retrying
   assert run == make_run()
+
+
+def test_forty_learners_wait_and_a_status_is_answered_within_a_second():
+  store = Store(make_run())
+
+  with serving(store) as (_, client):
+    controls = [
+      client.join(dataclasses.replace(HELLO, learner=f"l{i}"))
+      for i in range(40)
+    ]
+    for control in controls:
+      next(control.notices())
+    start = time.monotonic()
+    status = client.status()
+    waited_s = time.monotonic() - start
+    for control in controls:
+      control.close()
+
+  assert waited_s < 1.0
+  assert status.run_id == "r"
+  assert dict(status.counters) == {"late": 3}
+  assert list(status.alarms) == ["!"]
+
+
+def test_a_watch_ends_with_the_run():
+  store = Store(make_run())
+
+  with serving(store) as (_, client):
+    watch = client.watch(0.1)
+    phases = [next(watch).phase, next(watch).phase]
+    store.phase = "finished"
+    phases += [status.phase for status in watch]
+
+  assert phases[:2] == ["training", "training"]
+  assert phases[-1] == "finished"
+  assert phases.count("finished") == 1
+
+
+def test_an_idle_learner_is_not_thrown_off_for_its_pings():
+  cfg = options.WireConfig(keepalive_s=0.1, keepalive_timeout_s=5.0)
+  store = Store(make_run())
+
+  with serving(store, cfg) as (_, client):
+    control = client.join(HELLO)
+    notices = control.notices()
+    next(notices)
+    time.sleep(2.0)  # Twenty pings without a call; four would be too many.
+    control.send(events.Heard())
+    stamp, _ = next(notices)
+    control.close()
+
+  assert stamp.t == 1
+  assert len(store.controls) == 1
+
+
+@pytest.mark.slow
+def test_an_idle_learner_stays_for_ninety_seconds_by_default():
+  store = Store(make_run())
+
+  with serving(store) as (_, client):
+    control = client.join(HELLO)
+    notices = control.notices()
+    next(notices)
+    time.sleep(90.0)
+    control.send(events.Heard())
+    stamp, _ = next(notices)
+    control.close()
+
+  assert stamp.t == 1
+
+
+def test_a_port_in_use_is_named_with_the_reason():
+  with serving(Store(make_run())) as (server, _):
+    with pytest.raises(ValueError, match=rf"{server.port}.*in use"):
+      serve(Store(make_run()), server.address, options.WireConfig())
+    address = f"localhost:{server.port}"
+    with pytest.raises(ValueError, match="in use"):
+      serve(Store(make_run()), address, options.WireConfig())
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "pod-7:0"])
+def test_an_address_beyond_loopback_is_refused_without_tls(address):
+  with pytest.raises(ValueError, match=r"without TLS.*wire\.insecure"):
+    serve(Store(make_run()), address, options.WireConfig())
+
+
+def test_an_address_beyond_loopback_is_served_where_the_user_says_so():
+  cfg = options.WireConfig(insecure=True)
+
+  server = serve(Store(make_run()), "0.0.0.0:0", cfg)
+  client = Client(f"127.0.0.1:{server.port}", cfg)
+
+  assert client.get_run() == make_run()
+  client.close()
+  server.stop(0.0)
+
+
+@pytest.mark.parametrize(
+  "address", ["8470", ":8470", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:99999"]
+)
+def test_a_malformed_address_is_refused_with_an_example(address):
+  with pytest.raises(ValueError, match=r"HOST:PORT, such as 127\.0\.0\.1"):
+    serve(Store(make_run()), address, options.WireConfig())
+
+
+def test_a_run_that_fits_into_no_message_is_refused_at_the_start():
+  shapes = {"x" * 60 + str(i): ((), "float32") for i in range(60_000)}
+  run = make_run(layout=make_layout(shapes, "tensor", 1))
+
+  with pytest.raises(ValueError, match="60000 leaves"):
+    serve(Store(run), "127.0.0.1:0", options.WireConfig())
+
+
+def test_health_and_reflection_answer_as_users_expect():
+  with (
+    serving(Store(make_run())) as (server, _),
+    grpc.insecure_channel(server.address) as channel,
+  ):
+    check = health_pb2_grpc.HealthStub(channel).Check(
+      health_pb2.HealthCheckRequest(service="ddiloco.v1.Synchronizer")
+    )
+    database = ProtoReflectionDescriptorDatabase(channel)
+    services = database.get_services()
+    file = database.FindFileContainingSymbol("ddiloco.v1.Synchronizer")
+
+  assert check.status == health_pb2.HealthCheckResponse.SERVING
+  assert set(services) == {
+    "ddiloco.v1.Synchronizer",
+    "grpc.health.v1.Health",
+    "grpc.reflection.v1alpha.ServerReflection",
+  }
+  assert file.name == "ddiloco/v1/synchronizer.proto"
+
+
+def test_a_stopped_server_is_unavailable():
+  store = Store(make_run())
+
+  with serving(store) as (server, client):
+    control = client.join(HELLO)
+    notices = control.notices()
+    next(notices)
+    server.stop(0.1)
+    with pytest.raises(ServiceError) as caught:
+      list(notices)
+
+  assert caught.value.code == "UNAVAILABLE"
+  assert store.controls[0].closed.wait(5)
+
+
+def test_no_message_sent_is_larger_than_a_chunk_and_its_frame():
+  layout = make_layout({"w": ((1 << 21,), "float32")}, "tensor", 1)
+  store = Store(make_run(layout=layout, chunk_bytes=1 << 20))
+  data = np.random.default_rng(0).bytes(8 << 20)
+  up = []
+
+  def take(messages, context):
+    up.extend(map(len, messages))
+    return pb.PushOutcome(outcome=pb.OUTCOME_ACCEPTED).SerializeToString()
+
+  with receiving_raw("PushFragment", take) as address:
+    client = Client(address)
+    client.push(reply_header(0, len(data)), codec.chunks(data, 1 << 20))
+    client.close()
+  with serving(store) as (server, client):
+    client.push(reply_header(0, len(data)), codec.chunks(data, 1 << 20))
+    with grpc.insecure_channel(server.address) as channel:
+      fetch = channel.unary_stream("/ddiloco.v1.Synchronizer/FetchFragment")
+      request = headers.fetch_to_pb(SESSION, 0, 0, False)
+      down = [len(raw) for raw in fetch(request.SerializeToString())]
+
+  for sizes in (up, down):
+    assert len(sizes) == 1 + 8 + 1
+    assert sum(sizes) > len(data)
+    assert max(sizes) <= (1 << 20) + 4
+
+
+@contextlib.contextmanager
+def receiving_raw(name, method):
+  """A server of plain gRPC, with its default limits and no parsing."""
+  server = grpc.server(concurrent.futures.ThreadPoolExecutor(2))
+  handler = grpc.stream_unary_rpc_method_handler(method)
+  server.add_generic_rpc_handlers(
+    (
+      grpc.method_handlers_generic_handler(
+        "ddiloco.v1.Synchronizer", {name: handler}
+      ),
+    )
+  )
+  port = server.add_insecure_port("127.0.0.1:0")
+  server.start()
+  yield f"127.0.0.1:{port}"
+  server.stop(None).wait()
+
+
+@hypothesis.given(st.binary(min_size=0, max_size=300))
+def test_a_chunk_is_framed_as_protobuf_frames_it(data):
+  ours = transfer.serialize(data)
+  parse = transfer.parser(pb.PushChunk)
+
+  assert ours == pb.PushChunk(data=data).SerializeToString()
+  assert bytes(parse(ours)) == data
+
+
+def test_a_chunk_framed_in_an_unusual_way_is_read_too():
+  unknown_field = b"\x7a\x01x"
+  message = unknown_field + pb.PushChunk(data=b"abc").SerializeToString()
+
+  assert transfer.parser(pb.PushChunk)(message) == b"abc"
+
+
+def test_a_pace_holds_bytes_to_its_rate():
+  now, slept = [100.0], []
+
+  def sleep(seconds):
+    slept.append(seconds)
+    now[0] += seconds
+
+  pace = transfer.Pace(1000, now=lambda: now[0], sleep=sleep)
+  for _ in range(5):
+    pace.wait(500)
+
+  assert slept == pytest.approx([0.5] * 4)
