@@ -6,7 +6,6 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -16,6 +15,7 @@ from ddiloco_jax.launch.plan import SYNCER, learner_name
 from ddiloco_jax.launch.run import Run
 from ddiloco_jax.learner.client import Client
 from ddiloco_jax.wire.options import WireConfig
+from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError
 
 _TURN_S = 0.1  # A planned kill and a dead process are seen within this.
@@ -58,7 +58,7 @@ class Screen:
   def say(self, text: str) -> None:
     self._console.print(text, markup=False, highlight=False)
 
-  def show(self, status: Any | None, processes: dict[str, str]) -> None:
+  def show(self, status: pb.Status | None, processes: dict[str, str]) -> None:
     if self._live is not None:
       self._live.update(view.render(status, processes))
     elif time.monotonic() - self._printed_at >= _LINE_S:
@@ -70,7 +70,7 @@ class Watch:
   """The newest status of a syncer; one that cannot be reached keeps the old."""
 
   def __init__(self, address: str):
-    self.status: Any | None = None
+    self.status: pb.Status | None = None
     self._client = Client(address, WireConfig(call_timeout_s=2.0))
     self._asked_at = 0.0
 

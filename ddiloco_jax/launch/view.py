@@ -1,18 +1,21 @@
 """How a run stands, for people: a table for a terminal, a line for a log."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from google.protobuf.message import Message
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
+
+from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 
 # Order of the books in the footer; the rest are reasons to discard.
 _BOOKS = ("reported", "merged", "pending")
 
 
 def render(
-  status: Any | None, processes: Mapping[str, str] | None = None
+  status: pb.Status | None, processes: Mapping[str, str] | None = None
 ) -> RenderableType:
   """The live table.
 
@@ -36,7 +39,7 @@ def render(
   )
 
 
-def one_line(status: Any | None) -> str:
+def one_line(status: pb.Status | None) -> str:
   """The same for a log: one line."""
   if status is None:
     return "the syncer starts"
@@ -54,7 +57,22 @@ def one_line(status: Any | None) -> str:
   return " | ".join(part for part in parts if part)
 
 
-def headline(status: Any) -> str:
+def to_dict(message: Message) -> dict[str, Any]:
+  """A message as JSON values: numbers stay numbers, nothing is left out."""
+  values = {}
+  for field in message.DESCRIPTOR.fields:
+    value = getattr(message, field.name)
+    if isinstance(value, Message):
+      value = to_dict(value)
+    elif isinstance(value, Mapping):
+      value = dict(value)
+    elif field.is_repeated:
+      value = [to_dict(x) if isinstance(x, Message) else x for x in value]
+    values[field.name] = value
+  return values
+
+
+def headline(status: pb.Status) -> str:
   """t, phase and the four figures of membership."""
   of = f"/{status.num_syncer_steps}" if status.num_syncer_steps else ""
   text = (
@@ -69,7 +87,7 @@ def headline(status: Any) -> str:
   return text
 
 
-def merges_line(status: Any) -> str:
+def merges_line(status: pb.Status) -> str:
   """How many merges, and the realised H so far."""
   num = sum(each.version.n for each in status.fragments)
   known = [each.realised_h for each in status.fragments if each.realised_h]
@@ -79,7 +97,7 @@ def merges_line(status: Any) -> str:
   return text
 
 
-def tokens_line(status: Any) -> str:
+def tokens_line(status: pb.Status) -> str:
   """Tokens by book."""
   books = {book.name: book.tokens for book in status.books}
   shown = [f"{name} {books.get(name, 0.0):,.0f}" for name in _BOOKS]
@@ -91,7 +109,9 @@ def tokens_line(status: Any) -> str:
   return "tokens: " + ", ".join(shown)
 
 
-def sorted_learners(learners: Any) -> list[Any]:
+def sorted_learners(
+  learners: Iterable[pb.LearnerStatus],
+) -> list[pb.LearnerStatus]:
   """Learners by id, numbers in numeric order."""
   return sorted(learners, key=lambda each: sort_key(each.learner_id))
 
@@ -101,7 +121,7 @@ def sort_key(learner_id: str) -> tuple[bool, str]:
 
 
 def _learner_table(
-  learners: Mapping[str, Any], processes: Mapping[str, str]
+  learners: Mapping[str, pb.LearnerStatus], processes: Mapping[str, str]
 ) -> Table:
   table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
   for name in ("learner", *(("process",) if processes else ())):
@@ -117,7 +137,7 @@ def _learner_table(
   return table
 
 
-def _cells(learner: Any | None) -> tuple[str, ...]:
+def _cells(learner: pb.LearnerStatus | None) -> tuple[str | Text, ...]:
   if learner is None:
     return ("", "", "", "", "", "", "has not joined yet")
   metrics = learner.metrics
@@ -128,15 +148,15 @@ def _cells(learner: Any | None) -> tuple[str, ...]:
     str(learner.step),
     f"{metrics['loss']:.4f}" if "loss" in metrics else "",
     _tokens_per_s(learner),
-    learner.note,
+    Text(learner.note),  # A learner's words are no markup.
   )
 
 
-def _mark(value: bool) -> str:
-  return "[green]yes[/]" if value else "[red]no[/]"
+def _mark(value: bool) -> Text:
+  return Text("yes", "green") if value else Text("no", "red")
 
 
-def _tokens_per_s(learner: Any) -> str:
+def _tokens_per_s(learner: pb.LearnerStatus) -> str:
   metrics = learner.metrics
   if "tokens_per_s" in metrics:
     return f"{metrics['tokens_per_s']:,.0f}"
