@@ -82,6 +82,14 @@ def test_the_fullest_balanced_fragment_is_at_most_4_3_of_the_optimum(
   assert all(layout.fragment(p) for p in range(num_fragments))
 
 
+def test_tensors_without_elements_are_dealt_out_too():
+  shapes = {x: ((0,), "float32") for x in "abcd"}
+
+  layout = fragments.make_layout(shapes, "balanced", 3)
+
+  assert [x.fragment for x in layout.leaves] == [0, 1, 2, 0]
+
+
 def test_balanced_ties_are_broken_by_path():
   shapes = {x: ((2,), "float32") for x in "dcba"}
 
