@@ -63,10 +63,9 @@ class RunConfig:
     lr_index: What the inner schedule counts: the "syncer"'s step, or the
       learner's "own".
     log_every_steps: Steps between two lines of a metrics file.
-    checkpoint_every_steps: Steps (at the syncer, of t) between two
-      checkpoints; 0 for no such rule.
-    checkpoint_every_s: Time between two checkpoints; 0 for no such rule. The
-      end is always saved.
+    checkpoint_every_steps: A training process's own steps between two of its
+      checkpoints; 0 for none on the way.
+    checkpoint_every_s: Time between two checkpoints of the syncer.
     max_to_keep: Checkpoints kept.
     connect_timeout_s: How long a learner looks for its syncer at the start.
     max_solo_s: How long a joined learner goes on without one.
@@ -169,11 +168,14 @@ def check_vocab(config: Config) -> None:
 # --- as text -----------------------------------------------------------------
 
 
+def to_dict(config: Config) -> dict[str, Any]:
+  """The settings as values that JSON has, tuples apart."""
+  return dataclasses.asdict(config)
+
+
 def to_json(config: Config) -> str:
   """The settings as canonical JSON: equal settings give equal text."""
-  return json.dumps(
-    dataclasses.asdict(config), sort_keys=True, indent=1, allow_nan=False
-  )
+  return json.dumps(to_dict(config), sort_keys=True, indent=1, allow_nan=False)
 
 
 def from_json(text: str) -> Config:
@@ -195,7 +197,7 @@ def digest(config: Config) -> str:
 
 def shared_json(config: Config) -> str:
   """The syncer's part of the settings, for `RunSpec.settings_json`."""
-  values = dataclasses.asdict(config)
+  values = to_dict(config)
   owned = {}
   for name in SYNCER_OWNED:
     section, _, key = name.partition(".")
@@ -213,7 +215,7 @@ def with_shared(config: Config, text: str) -> tuple[Config, tuple[str, ...]]:
   Returns:
     The new settings, and the names whose value the syncer has changed.
   """
-  values = dataclasses.asdict(config)
+  values = to_dict(config)
   for name, value in json.loads(text).items():
     section, _, key = name.partition(".")
     if key:
@@ -276,8 +278,8 @@ def overridden(
   return () if flag.value is None else tuple(flag.override_values)
 
 
-def load_file(path: str) -> ConfigDict:
-  """Runs a config file's `get_config()`.
+def load_file(path: str) -> Any:
+  """Runs a config file's `get_config()`; gives its ConfigDict, locked.
 
   Raises:
     ValueError: no such file, or its code sets what does not exist.
@@ -399,7 +401,7 @@ _RANGES = (
   ("run.lr_index", *_one_of("syncer", "own")),
   ("run.log_every_steps", *_at_least(1)),
   ("run.checkpoint_every_steps", *_at_least(0)),
-  ("run.checkpoint_every_s", *_at_least(0)),
+  ("run.checkpoint_every_s", *_above_zero()),
   ("run.max_to_keep", *_at_least(1)),
   ("run.connect_timeout_s", *_above_zero()),
 )
