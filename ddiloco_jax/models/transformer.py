@@ -7,12 +7,14 @@ queries. (arXiv 2604.21428, Sec. 4: dense decoders.)
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.core import unfreeze
 
 DTYPES = ("float32", "bfloat16")
 
@@ -98,9 +100,8 @@ def make_model(cfg: ModelConfig) -> "Transformer":
 
 
 def init_params(model: "Transformer", seed: int) -> dict[str, Any]:
-  """Returns fresh parameters, a plain nested dict; pure, so it may be jitted."""
-  tokens_1x1 = jnp.zeros((1, 1), jnp.int32)
-  return model.init(jax.random.key(seed), tokens_1x1)["params"]
+  """Returns fresh parameters, a plain nested dict."""
+  return unfreeze(_init(model, jax.random.key(seed)))
 
 
 def num_params(cfg: ModelConfig) -> int:
@@ -127,6 +128,12 @@ def rotate(x_BxTxNxH: jax.Array, theta: float) -> jax.Array:
   a, b = jnp.split(x_BxTxNxH.astype(jnp.float32), 2, axis=-1)
   turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
   return turned.astype(x_BxTxNxH.dtype)
+
+
+# Compiled: array by array it takes seconds, and rounds otherwise.
+@functools.partial(jax.jit, static_argnums=0)
+def _init(model: "Transformer", key: jax.Array) -> Any:
+  return model.init(key, jnp.zeros((1, 1), jnp.int32))["params"]
 
 
 def _leave(x: jax.Array) -> jax.Array:
@@ -274,7 +281,10 @@ class Transformer(nn.Module):
 
 
 def _matrix(
-  *, in_axis=0, out_axis=1, num_layers: int = 0
+  *,
+  in_axis: int | tuple[int, ...] = 0,
+  out_axis: int | tuple[int, ...] = 1,
+  num_layers: int = 0,
 ) -> nn.initializers.Initializer:
   """Unit gain; what feeds the residual stream shrinks with its 2 L additions."""
   return nn.initializers.variance_scaling(

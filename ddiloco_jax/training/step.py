@@ -7,7 +7,7 @@ own counter but which a caller may overwrite between steps.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -252,7 +252,9 @@ def sum_loss(
 
   All in float32 but the last, an int32.
   """
-  logits_BxTxV = model.apply({"params": params}, batch["inputs"])
+  logits_BxTxV = cast(
+    jax.Array, model.apply({"params": params}, batch["inputs"])
+  )
   nats_BxT = optax.softmax_cross_entropy_with_integer_labels(
     logits_BxTxV.astype(jnp.float32), batch["targets"]
   )
