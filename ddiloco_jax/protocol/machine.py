@@ -184,18 +184,25 @@ def load(rules: Rules, values: dict[str, Any]) -> State:
   return saved.decode(State, {**fields, "rules": saved.encode(rules)})
 
 
-def restore(rules: Rules, values: dict[str, Any]) -> State:
+def restore(
+  rules: Rules, values: dict[str, Any], epoch: int | None = None
+) -> State:
   """The first state of a new epoch after a restart of the syncer.
 
   Versions, ledger, averages and time go on. Replies of open rounds are lost:
   what they cover stays pending until a later reply or an adoption decides it.
   Nobody is live until it is heard again.
+
+  Args:
+    epoch: Of the start, later than the saved one; None for the next.
   """
   initial(rules)  # Refuses rules that contradict each other.
   old = load(rules, values)
   turn = Turn(old)
-  turn.epoch = old.epoch + 1
-  turn.starts = (*old.starts, tuple(f.version.n for f in old.fragments))
+  turn.epoch = old.epoch + 1 if epoch is None else epoch
+  # Epochs that ended before they saved anything started from the same n.
+  start = tuple(f.version.n for f in old.fragments)
+  turn.starts = old.starts + (start,) * (turn.epoch - old.epoch)
   for r in (*(reply for o in old.rounds for reply in o.replies), *old.carried):
     account = turn.account(r.key.learner, r.key.fragment)
     account = ledger.uncover(account, r.key, ledger.GIVEN_UP)

@@ -14,6 +14,7 @@ from ddiloco_jax.protocol.state import (
   Learner,
   Member,
   Round,
+  State,
   Sync,
 )
 from ddiloco_jax.protocol.turn import Turn
@@ -39,6 +40,11 @@ def open_due(turn: Turn) -> None:
     if needed is not None:
       turn.queue = tuple(d for d in turn.queue if d is not due)
       open_round(turn, due, members, needed)
+
+
+def find_round(state: State | Turn, fragment: int) -> Round | None:
+  """The open round of a fragment, if there is one."""
+  return next((r for r in state.rounds if r.fragment == fragment), None)
 
 
 def is_member(turn: Turn, learner: Learner, p: int) -> bool:
@@ -307,6 +313,7 @@ def merged(turn: Turn, event: events.Merged) -> None:
     contributors=contributors,
     merged=tokens,
   )
+  turn.newest_merge = p
   turn.put_fragment(p, replies.remember_scales(fragment, r.replies))
   if not r.flush:
     _track_sync(turn, r, event.version)

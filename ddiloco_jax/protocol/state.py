@@ -194,6 +194,7 @@ class State:
     step_times: Sorted step times of the learners that set the pace.
     scan_at: No lease and no training learner lapses before.
     lacking_since: Since when fewer than K learners train.
+    newest_merge: The fragment merged last; -1 before the first merge.
     accepted: Per shard, the next batch after what accepted replies cover.
   """
 
@@ -226,6 +227,7 @@ class State:
   carried_check_at: float | None = None
   lacking_since: float | None = None
   has_joined: bool = False
+  newest_merge: int = -1
   next_round: int = 1
   next_incarnation: int = 1
   end: End | None = None

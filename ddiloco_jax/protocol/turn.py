@@ -68,6 +68,7 @@ class Turn:
   carried_check_at: float | None
   lacking_since: float | None
   has_joined: bool
+  newest_merge: int
   next_round: int
   next_incarnation: int
   end: End | None

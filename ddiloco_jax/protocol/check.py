@@ -1,0 +1,159 @@
+"""What no honest learner can say; the service refuses it before the machine.
+
+The machine itself never raises, whatever the order of events: these are
+faults of one message. (INVALID_ARGUMENT in the table of the service.)
+"""
+
+import math
+
+from ddiloco_jax.protocol import events, membership
+from ddiloco_jax.protocol.events import Counts, Version
+from ddiloco_jax.protocol.state import State
+
+# Beyond it a float64 cannot hold a count exactly, and nobody trains so long.
+MAX_COUNT = 2**53
+
+
+def check(state: State, event: events.Event) -> None:
+  """Refuses an event that cannot be true, given what its process said before.
+
+  Raises:
+    ValueError: The value, the rule and the fix.
+  """
+  match event:
+    case events.Joined():
+      _joined(state, event)
+    case events.Reported():
+      _reported(state, event)
+    case events.Applied():
+      _fragment(state, event.fragment)
+      _counts(event.counts, f"applied fragment {event.fragment}")
+      _count(event.step, "applied: step")
+      _published(state, event.fragment, event.version)
+    case events.Pushing() | events.PushBroken():
+      _fragment(state, event.fragment)
+      _count(event.round, "push: round")
+      _count(event.attempt, "push: attempt")
+    case events.Replied():
+      _replied(state, event)
+    case _:
+      pass
+
+
+def _joined(state: State, event: events.Joined) -> None:
+  if not event.learner or not event.nonce:
+    raise ValueError(
+      f"hello has learner id {event.learner!r} and nonce {event.nonce!r}: "
+      "neither may be empty; name the learner, and draw a nonce per process"
+    )
+  num = state.rules.num_fragments
+  if len(event.bases) not in (0, num):
+    raise ValueError(
+      f"hello of {event.learner!r} has {len(event.bases)} bases for {num} "
+      "fragments: send one per fragment, or none"
+    )
+  for p, base in enumerate(event.bases):
+    if base.n < 0 or base.epoch < 0 or base.epoch > state.epoch:
+      raise ValueError(
+        f"hello of {event.learner!r}: base {base.n} of epoch {base.epoch} of "
+        f"fragment {p} cannot be; this is epoch {state.epoch}: send the "
+        "version that was fetched"
+      )
+
+
+def _reported(state: State, event: events.Reported) -> None:
+  num = state.rules.num_fragments
+  who = f"report of {event.learner!r}"
+  if len(event.counts) != num:
+    raise ValueError(
+      f"{who} has counts for {len(event.counts)} fragments and the run has "
+      f"{num}: send one per fragment"
+    )
+  for p, counts in enumerate(event.counts):
+    _counts(counts, f"{who}, fragment {p}")
+  _count(event.step, f"{who}: step")
+  for shard, batch in event.positions:
+    _shard(state, shard, batch, who)
+  for p, step in event.boundaries:
+    _fragment(state, p)
+    _count(step, f"{who}: boundary")
+  for name, value in event.metrics:
+    if not isinstance(value, int | float):
+      raise ValueError(f"{who}: metric {name} is {value!r}; send a number")
+  old = state.learners.get(event.learner)
+  if old is None or old.gone or old.incarnation != event.incarnation:
+    return
+  if event.step < old.step:
+    raise ValueError(
+      f"{who}: step {event.step} after {old.step}: steps of a process never "
+      "go back; a process that starts over joins with a new nonce"
+    )
+  for p, (counts, before) in enumerate(zip(event.counts, old.counts)):
+    if counts[0] < before[0] or counts[1] < before[1]:
+      raise ValueError(
+        f"{who}: {counts.steps} steps, {counts.tokens} tokens of fragment {p} "
+        f"after {before.steps}, {before.tokens} from the same base: counts "
+        "only grow until an adoption; send Applied before they start again"
+      )
+
+
+def _replied(state: State, event: events.Replied) -> None:
+  who = f"reply of {event.learner!r}, fragment {event.fragment}"
+  _fragment(state, event.fragment)
+  _count(event.round, f"{who}: round")
+  _count(event.attempt, f"{who}: attempt")
+  _counts(event.counts, who)
+  if event.base.n < 0 or event.base.epoch < 0:
+    raise ValueError(
+      f"{who}: base {event.base.n} of epoch {event.base.epoch} is negative; "
+      "send the version that the delta is taken against"
+    )
+  if event.norm < 0:
+    raise ValueError(f"{who}: norm {event.norm} is negative")
+  if not math.isfinite(event.lr_sum) or event.lr_sum < 0:
+    raise ValueError(
+      f"{who}: lr_sum is {event.lr_sum}; send the sum of the inner learning "
+      "rate over the covered steps, or 0 if it is not known"
+    )
+  for shard, batch in event.positions:
+    _shard(state, shard, batch, who)
+
+
+def _published(state: State, p: int, version: Version) -> None:
+  newest = state.fragments[p].version
+  if not membership.is_valid_base(state, p, version):
+    raise ValueError(
+      f"applied version {version.n} of epoch {version.epoch} of fragment {p} "
+      f"was never published here; the newest is {newest.n} of epoch "
+      f"{newest.epoch}: fetch it"
+    )
+
+
+def _fragment(state: State, p: int) -> None:
+  num = state.rules.num_fragments
+  if not 0 <= p < num:
+    raise ValueError(
+      f"fragment {p} does not exist: the run has 0..{num - 1}; take the layout "
+      "from GetRun"
+    )
+
+
+def _counts(counts: Counts, who: str) -> None:
+  _count(counts[0], f"{who}: steps")
+  _count(counts[1], f"{who}: tokens")
+
+
+def _count(value: int, who: str) -> None:
+  if not 0 <= value <= MAX_COUNT:
+    raise ValueError(
+      f"{who} is {value}; it must lie in 0..2**53: count from the last adoption"
+    )
+
+
+def _shard(state: State, shard: int, batch: int, who: str) -> None:
+  if not 0 <= shard < state.rules.num_shards:
+    raise ValueError(
+      f"{who}: data shard {shard} does not exist; there are "
+      f"{state.rules.num_shards}: read the shard named in Welcome"
+    )
+  _count(batch, f"{who}: position in shard {shard}")
