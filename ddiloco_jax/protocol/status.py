@@ -55,7 +55,7 @@ class Book:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-  """The message Status, without what only the syncer object knows."""
+  """The message Status."""
 
   epoch: int
   time_s: float
@@ -77,6 +77,9 @@ class Status:
   books: tuple[Book, ...]
   counters: dict[str, int]
   alarms: tuple[str, ...]
+  run_id: str = ""  # These three are the syncer object's to fill in.
+  bytes_up: int = 0
+  bytes_down: int = 0
 
 
 def status(state: State, now: float) -> Status:

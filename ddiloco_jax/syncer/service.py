@@ -6,11 +6,12 @@
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 import grpc
 
 from ddiloco_jax.protocol import events
+from ddiloco_jax.protocol.status import Status
 from ddiloco_jax.wire import codec, headers, messages, port, standing, transfer
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError, to_grpc
@@ -19,7 +20,7 @@ from ddiloco_jax.wire.status import ServiceError, to_grpc
 class Served(port.Synchronizer, Protocol):
   """What a service carries: a Synchronizer that also tells how it stands."""
 
-  def status(self) -> Any: ...
+  def status(self) -> Status: ...
 
 
 class Service:

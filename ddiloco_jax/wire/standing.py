@@ -3,16 +3,17 @@
 (arXiv 2604.21428, Sec. 3.)
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from google.protobuf.message import Message
 
+from ddiloco_jax.protocol.status import Status
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 
+_NAMES = {"learner_id": "learner"}  # Where the two differ.
 
-def status_to_pb(status: Any) -> pb.Status:
-  """A protocol.status.Status as a message."""
+
+def status_to_pb(status: Status) -> pb.Status:
   message = pb.Status()
   _fill(message, status)
   return message
@@ -20,17 +21,17 @@ def status_to_pb(status: Any) -> pb.Status:
 
 def _fill(message: Message, value: Any) -> None:
   for field in message.DESCRIPTOR.fields:
-    given = getattr(value, field.name)
+    given = getattr(value, _NAMES.get(field.name, field.name))
     target = getattr(message, field.name)
-    if field.message_type is None and not field.is_repeated:
-      setattr(message, field.name, given)
-    elif isinstance(given, Mapping):
-      target.update(given)
-    elif field.message_type is None:
-      target.extend(given)
-    elif field.is_repeated:
+    if field.message_type and field.message_type.GetOptions().map_entry:
+      target.update(dict(given))
+    elif field.message_type and field.is_repeated:
       for item in given:
         _fill(target.add(), item)
-    else:
+    elif field.message_type:
       _fill(target, given)
       target.SetInParent()
+    elif field.is_repeated:
+      target.extend(given)
+    else:
+      setattr(message, field.name, given)

@@ -6,7 +6,6 @@ import dataclasses
 import queue
 import threading
 import time
-import types
 import zlib
 from collections.abc import Iterator
 
@@ -22,7 +21,9 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 
 from ddiloco_jax.algorithm.fragments import make_layout
 from ddiloco_jax.learner.client import Client
-from ddiloco_jax.protocol import events
+from ddiloco_jax.protocol import events, machine
+from ddiloco_jax.protocol import status as protocol_status
+from ddiloco_jax.protocol.rules import Rules
 from ddiloco_jax.syncer.server import serve
 from ddiloco_jax.wire import codec, headers, options, port, transfer
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
@@ -117,18 +118,30 @@ class Store:
     return header, data
 
   def status(self):
-    fields = {f.name: _empty(f) for f in pb.Status.DESCRIPTOR.fields}
-    fields |= {
-      "run_id": "r",
-      "phase": self.phase,
-      "counters": {"late": 3},
-      "alarms": ("!",),
-    }
-    return types.SimpleNamespace(**fields, extra="not in the message")
+    state = machine.initial(Rules(num_fragments=2, cycle_steps=4))
+    return dataclasses.replace(
+      protocol_status.status(state, now=1.5),
+      run_id="r",
+      phase=self.phase,
+      learners=(LEARNER,),
+      counters={"late": 3},
+      alarms=("!",),
+    )
 
 
-def _empty(field):
-  return () if field.is_repeated else field.default_value
+LEARNER = protocol_status.LearnerStatus(
+  learner="ada",
+  incarnation=4,
+  live=True,
+  training=True,
+  contributing=False,
+  exhausted=False,
+  step=7,
+  step_s=0.5,
+  silent_s=0.1,
+  metrics=(("loss", 2.5),),
+  note="joined late",
+)
 
 
 def make_run(**changes) -> port.RunSpec:
@@ -364,8 +377,12 @@ def test_forty_learners_wait_and_a_status_is_answered_within_a_second():
 
   assert waited_s < 1.0
   assert status.run_id == "r"
+  assert status.time_s == 1.5
   assert dict(status.counters) == {"late": 3}
   assert list(status.alarms) == ["!"]
+  assert len(status.fragments) == 2
+  assert status.learners[0].learner_id == "ada"
+  assert dict(status.learners[0].metrics) == {"loss": 2.5}
 
 
 def test_a_watch_ends_with_the_run():
