@@ -24,11 +24,11 @@ from ddiloco_jax.launch.exits import (
 )
 from ddiloco_jax.learner.client import Client
 from ddiloco_jax.learner.link import Link, LinkConfig, SyncerLost
-from ddiloco_jax.protocol import machine
+from ddiloco_jax.protocol import ending
 from ddiloco_jax.syncer.errors import InUse
 from ddiloco_jax.wire.status import ServiceError
 
-assert machine.QUORUM_TIMEOUT_EXIT_CODE == QUORUM_TIMEOUT
+assert ending.EXIT_QUORUM_TIMEOUT == QUORUM_TIMEOUT
 
 
 class StopFlag:

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib.metadata
+import json
 import pathlib
 import secrets
 import time
@@ -30,7 +31,7 @@ from ddiloco_jax.training import metrics
 from ddiloco_jax.wire import port
 
 _STOP_GRACE_S = 2.0  # For the last words of open calls.
-_LIBRARIES = ("ddiloco-jax", "jax", "jaxlib", "numpy", "optax")
+_LIBRARIES = ("jax", "jaxlib", "numpy", "optax")
 
 
 class SyncerRun:
@@ -70,50 +71,32 @@ class SyncerRun:
       ),
     )
     tx = outer.make_outer(cfg.outer) if tx is None else tx
-    self.store = Store(run_dir, restore, cfg.run.max_to_keep)
-    if restore:
-      tensors, saved, spec = self.store.restore(layout, tx)
-      state = machine.restore(rules, saved, self.store.epoch)
-      run_id = spec["run_id"]
-    else:
-      tensors = _split(params, layout, tx)
-      state = machine.initial(rules, self.store.epoch)
-      run_id = f"{cfg.run.name}-{secrets.token_hex(4)}"
-    self._spec = run_spec(cfg, layout, run_id, self.store.epoch)
-    self._record = {
-      "run_id": run_id,
-      "layout_digest": layout.digest(),
-      "config": config.to_dict(cfg),
-    }
-    self._every_s = cfg.run.checkpoint_every_s
-    (pathlib.Path(run_dir) / "config.json").write_text(config.to_json(cfg))
-    self._tape = tape.TapeWriter(
-      self.store.tape,
-      rules,
-      {"run_id": run_id, "versions": _versions()},
-      state=state if restore else None,
-      epoch=self.store.epoch,
-    )
-    self._metrics = metrics.MetricsWriter(
-      pathlib.Path(run_dir) / "metrics.jsonl"
-    )
-    start = time.monotonic() - state.time
-    self.syncer = Syncer(
-      self._spec,
-      state,
-      self._note,
-      functools.partial(
-        Merger,
-        layout,
-        tensors,
-        machine.versions(state),
-        tx,
-        cfg.merge,
-        cfg.wire.down_format,
-      ),
-      now=lambda: time.monotonic() - start,
-    )
-    self._save()
+    with contextlib.ExitStack() as stack:
+      self.store = Store(run_dir, restore, cfg.run.max_to_keep)
+      stack.callback(self.store.close)
+      if restore:
+        tensors, saved, spec = self.store.restore(layout, tx)
+        state = machine.restore(rules, saved, self.store.epoch)
+        run_id = spec["run_id"]
+      else:
+        tensors = _split(params, layout, tx)
+        state = machine.initial(rules, self.store.epoch)
+        run_id = f"{cfg.run.name}-{secrets.token_hex(4)}"
+      self._record = {
+        "run_id": run_id,
+        "layout_digest": layout.digest(),
+        "config": json.loads(config.to_json(cfg)),
+      }
+      self._every_s = cfg.run.checkpoint_every_s
+      (self.store.path / "config.json").write_text(config.to_json(cfg))
+      head = tape.header(state, run_id=run_id, libraries=_versions())
+      self._tape = tape.TapeWriter(self.store.tape, head)
+      self._metrics = metrics.MetricsWriter(self.store.path / "metrics.jsonl")
+      stack.callback(self._metrics.close)
+      self.syncer = self._make_syncer(cfg, layout, run_id, state, tensors, tx)
+      stack.callback(lambda: self._tape.close(self.syncer.close()))
+      self._save()
+      self._closing = stack.pop_all()
 
   def run(self, should_stop: Callable[[], str | None]) -> events.Finished:
     """Serves until the run has finished; saves now and then, and at the end.
@@ -138,10 +121,34 @@ class SyncerRun:
 
   def close(self) -> None:
     """Ends threads, records and the lock."""
-    self.syncer.close()
-    self._tape.close()
-    self._metrics.close()
-    self.store.close()
+    self._closing.close()
+
+  def _make_syncer(
+    self,
+    cfg: config.Config,
+    layout: fragments.Layout,
+    run_id: str,
+    state: machine.State,
+    tensors: Tensors,
+    tx: optax.GradientTransformation,
+  ) -> Syncer:
+    make_merger = functools.partial(
+      Merger,
+      layout,
+      tensors,
+      tuple(f.version for f in state.fragments),
+      tx,
+      cfg.merge,
+      cfg.wire.down_format,
+    )
+    start = time.monotonic() - state.now
+    return Syncer(
+      run_spec(cfg, layout, run_id, state.epoch),
+      state,
+      self._note,
+      make_merger,
+      now=lambda: time.monotonic() - start,
+    )
 
   def _save(self) -> None:
     tensors, state = self.syncer.snapshot()
@@ -153,7 +160,7 @@ class SyncerRun:
     effects: tuple[events.Effect, ...],
     state: machine.State,
   ) -> None:
-    self._tape.write(event, effects, state)
+    self._tape.append(event, effects, state)
     for effect in effects:
       if line := _metrics_line(effect):
         self._metrics.write({"time": event.time, "t": state.t, **line})

@@ -299,11 +299,18 @@ class Learner:
   # --- where a learner waits, if it was told to ---------------------------------
 
   def _await_publication(self, step: int, positions: Mapping[int, int]) -> None:
-    """Blocks while a copy that is old enough has not been published."""
+    """Blocks while a copy that is old enough has not been published.
+
+    Where t follows the learners' own steps, the last one is known too.
+    """
+    run = self._port.run
+    is_last = run.wait_for_publication and 0 < run.num_syncer_steps <= step
 
     def is_due() -> bool:
-      delay = self._port.run.adoption_delay_steps
-      return any(step - at >= delay for at in self._boundaries.values())
+      delay = run.adoption_delay_steps
+      return is_last or any(
+        step - at >= delay for at in self._boundaries.values()
+      )
 
     self._block(is_due, step, positions)
 

@@ -18,7 +18,7 @@ class Control:
 
   def __init__(
     self,
-    receive: Callable[[events.Event], object],
+    receive: Callable[[port.Upward | events.Disconnected], object],
     stamp: Callable[[], port.Stamp],
     heartbeat_s: float,
   ):

@@ -88,7 +88,7 @@ class Merger:
     self._thread.start()
 
   def merge(
-    self, effect: events.Merge, deltas: list[Mapping[str, np.ndarray]]
+    self, effect: events.Merge, deltas: list[dict[str, np.ndarray]]
   ) -> None:
     """Queues a merge; the deltas belong to the worker from now on."""
     self._work.put((effect, deltas))
@@ -131,7 +131,7 @@ class Merger:
           job[0].set_exception(error)
 
   def _merge(
-    self, effect: events.Merge, deltas: list[Mapping[str, np.ndarray]]
+    self, effect: events.Merge, deltas: list[dict[str, np.ndarray]]
   ) -> events.Merged:
     p = effect.fragment
     accumulator = merge.Accumulator(self._layout.fragment(p), self._cfg)

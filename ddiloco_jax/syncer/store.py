@@ -107,7 +107,7 @@ class Store:
     self, tensors: Tensors, state: dict[str, Any], spec: dict[str, Any]
   ) -> None:
     """Starts an asynchronous save, unless this state is saved already."""
-    step = sum(n for _, n in state["versions"])
+    step = sum(f["version"][1] for f in state["fragments"])  # Merges so far.
     if step == self.checkpoints.latest():
       return
     self.checkpoints.save(

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from ddiloco_jax.algorithm import merge
-from ddiloco_jax.protocol import events, machine, membership, status
+from ddiloco_jax.protocol import check, events, machine, status
 from ddiloco_jax.syncer import checks, notices
 from ddiloco_jax.syncer.control import Control
 from ddiloco_jax.syncer.inbox import Inbox
@@ -87,6 +87,7 @@ class Syncer:
       bases=hello.bases,
       max_replies=hello.max_replies,
     )
+    self._check(event)
     for effect in self._feed(event, control):
       if isinstance(effect, events.Reject):
         raise ServiceError(effect.code, effect.reason)
@@ -150,6 +151,7 @@ class Syncer:
       version=kept.version,
       format=kept.format,
       num_bytes=len(kept.data),
+      crc32=kept.crc32,
     )
     return header, kept.data
 
@@ -191,8 +193,8 @@ class Syncer:
 
     return self._merger.snapshot(save)
 
-  def close(self) -> None:
-    """Ends every stream and thread."""
+  def close(self) -> machine.State:
+    """Ends every stream and thread; returns the last state."""
     with self._changed:
       self._finished = self._finished or events.Finished(
         reason="the syncer was closed", exit_code=1
@@ -202,6 +204,7 @@ class Syncer:
       self._changed.notify_all()
     self._timer.join()
     self._merger.close()
+    return self._state
 
   # --- events in, effects out --------------------------------------------------
 
@@ -270,7 +273,9 @@ class Syncer:
     if control := self._controls.pop(who, None):
       control.end(error)
 
-  def _hear(self, control: Control, event: events.LearnerEvent) -> None:
+  def _hear(
+    self, control: Control, event: port.Upward | events.Disconnected
+  ) -> None:
     session = control.session
     assert session
     who = session.learner, session.incarnation
@@ -280,7 +285,7 @@ class Syncer:
       event = dataclasses.replace(
         event, learner=session.learner, incarnation=session.incarnation
       )
-      self._check_counters(event)
+      self._check(event)
       self._feed(event)
       if isinstance(event, events.Left | events.Disconnected):
         self._end(who)
@@ -300,7 +305,7 @@ class Syncer:
       positions=header.positions,
     )
     with self._lock:  # A merge may follow at once: the tensors come first.
-      self._check_counters(event)
+      self._check(event)
       fresh = self._inbox.keep(key, delta)
       result = _outcome(key, self._feed(event))
       assert result, f"the machine said nothing of reply {key}"
@@ -341,7 +346,7 @@ class Syncer:
         " session secret is not the one of its welcome. Join first, and send"
         " the secret of Welcome with every push and fetch.",
       )
-    newest = membership.newest_incarnation(self._state, session.learner)
+    newest = self._state.learners[session.learner].incarnation
     if session.incarnation != newest:
       raise ServiceError(
         "ABORTED",
@@ -350,9 +355,9 @@ class Syncer:
         " exit.",
       )
 
-  def _check_counters(self, event: events.LearnerEvent) -> None:
+  def _check(self, event: events.Event) -> None:
     try:
-      membership.check(self._state, event)
+      check.check(self._state, event)
     except ValueError as error:
       raise ServiceError("INVALID_ARGUMENT", str(error)) from error
 

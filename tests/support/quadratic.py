@@ -1,0 +1,47 @@
+"""A trainer without JAX: gradient steps on |theta - target|^2 / 2 in numpy."""
+
+import numpy as np
+
+
+class Quadratic:
+  """Implements what the learner's loop asks of a trainer.
+
+  Args:
+    shapes: Path -> shape; parameters start at zero, as Theta 0 in these tests.
+    target: What this learner's data asks every parameter to be.
+    lr: Of the plain gradient step.
+    pause: Called in every step; a test makes a learner slow with it.
+  """
+
+  def __init__(self, shapes, target, lr=0.1, pause=lambda: None):
+    self.params = {p: np.zeros(s, np.float32) for p, s in shapes.items()}
+    self.target = np.float32(target)
+    self.lr = lr
+    self.pause = pause
+    self.indices = []
+
+  def step(self, batch, index):
+    self.pause()
+    self.indices.append(index)
+    self.params = {
+      path: x - np.float32(self.lr) * (x - self.target)
+      for path, x in self.params.items()
+    }
+    loss = np.mean(
+      [np.mean((x - self.target) ** 2) for x in self.params.values()]
+    )
+    return {"loss": float(loss)}
+
+  def learning_rate(self, index):
+    return self.lr
+
+  def take(self, paths):
+    return {path: self.params[path].copy() for path in paths}
+
+  def put(self, arrays):
+    self.params |= {path: np.array(x) for path, x in arrays.items()}
+
+
+def constant_batches(tokens):
+  """Batches of so many loss tokens, for every shard and position."""
+  return lambda shard: lambda position: {"weights": np.ones(tokens, np.float32)}
