@@ -31,7 +31,7 @@ def render(
   learners = {each.learner_id: each for each in status.learners}
   return Group(
     Text(headline(status), style="bold"),
-    Text(f"waits for: {status.waiting_for}" if status.waiting_for else ""),
+    Text(f"now: {status.waiting_for}"),
     _learner_table(learners, processes),
     Text(merges_line(status)),
     Text(tokens_line(status)),
@@ -52,7 +52,7 @@ def one_line(status: pb.Status | None) -> str:
     headline(status),
     f"loss {', '.join(losses)}" if losses else "",
     merges_line(status),
-    f"waits for: {status.waiting_for}" if status.waiting_for else "",
+    f"now: {status.waiting_for}",
   ]
   return " | ".join(part for part in parts if part)
 

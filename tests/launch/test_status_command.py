@@ -69,7 +69,7 @@ def test_it_says_in_one_sentence_what_the_run_waits_for(capsys):
 
   assert code == exits.OK
   out = capsys.readouterr().out
-  assert "waits for: quorum 2: learner 0 is here, one more is missing" in out
+  assert "now: quorum 2: learner 0 is here, one more is missing" in out
 
 
 def test_json_is_one_object_a_line(capsys):

@@ -67,7 +67,7 @@ def test_the_table_says_what_the_run_waits_for(status):
 
   assert "t 120/240 training" in text
   assert "2 live, 2 training, 1 eligible, 2 contributing" in text
-  assert "waits for: round 7 of fragment 3" in text
+  assert "now: round 7 of fragment 3" in text
   assert "1 min 15 s to go" in text
   assert "alarm: slot_missed" in text
 
@@ -106,7 +106,7 @@ def test_a_log_gets_one_line(status):
   assert "\n" not in line
   assert "t 120/240" in line
   assert "10: 3.250" in line
-  assert "waits for" in line
+  assert "now: round 7" in line
 
 
 def test_before_the_syncer_serves_there_is_something_to_see():
