@@ -1,0 +1,164 @@
+"""Reads a run's tapes into a History, by stepping the state machine once more.
+
+The tape has what the machine consumed; what it decided, it decides again. So a
+report and a replay can never disagree.
+"""
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Iterable
+
+from ddiloco_jax.protocol import events, machine, status, tape
+from ddiloco_jax.report.history import History, Life, Merge, Progress
+
+
+def read_history(run_dir: pathlib.Path) -> History:
+  """The history of a run, from all of its tapes.
+
+  Raises:
+    ValueError: there is no tape, or it is damaged before its last line.
+  """
+  chronicle, run_id = Chronicle(), ""
+  state: machine.State | None = None
+  for path in tapes_of(run_dir):
+    reader = tape.Reader(path)
+    for line in reader.lines():
+      chronicle.note(line.event, line.effects, line.state)
+    state, run_id = reader.state, reader.headers[-1]["run_id"]
+  assert state is not None
+  return chronicle.history(run_id, state)
+
+
+class Chronicle:
+  """Notes lives and merges, event by event, over all epochs of a run."""
+
+  def __init__(self):
+    self.end_s = 0.0
+    self.ending = ""
+    self._ended = False
+    self._lives: dict[tuple[str, int], Life] = {}
+    self._progress: dict[tuple[str, int], list[Progress]] = {}
+    self._merges: list[Merge] = []
+
+  def note(
+    self,
+    event: events.Event,
+    effects: Iterable[events.Effect],
+    state: machine.State,
+  ) -> None:
+    """Takes one step of the machine: its event, its decisions, its new state."""
+    if not self._ended:
+      self.end_s = event.time
+    if isinstance(event, events.LearnerEvent):
+      self._hear(event)
+    for effect in effects:
+      match effect:
+        case events.Welcome():
+          self._welcome(effect, event.time)
+        case events.Fence():
+          self._end(effect.learner, effect.incarnation, "lost")
+        case events.Merge():
+          self._merges.append(_merge(effect, event.time, state))
+        case events.Ending():
+          self._ended, self.ending = True, effect.reason
+        case events.Finished():
+          self.ending = effect.reason
+          self._finish(state)
+
+  def history(self, run_id: str, state: machine.State) -> History:
+    """All of it, with the books of the newest state."""
+    view = status.status(state, self.end_s)
+    return History(
+      run_id=run_id,
+      cycle_steps=state.rules.cycle_steps,
+      end_s=self.end_s,
+      lives=tuple(
+        dataclasses.replace(life, progress=tuple(self._progress.get(who, ())))
+        for who, life in sorted(self._lives.items())
+      ),
+      merges=tuple(self._merges),
+      realised_h=tuple(f.realised_h or None for f in view.fragments),
+      books={book.name: book.tokens for book in view.books},
+      counters=dict(view.counters),
+      ending=self.ending,
+    )
+
+  def _welcome(self, effect: events.Welcome, time_s: float) -> None:
+    who = effect.learner, effect.incarnation
+    if who in self._lives:  # A reconnect: the same process goes on.
+      life = dataclasses.replace(self._lives[who], end="run", end_s=time_s)
+    else:
+      life = Life(
+        learner=effect.learner,
+        incarnation=effect.incarnation,
+        start_s=time_s,
+        end_s=time_s,
+        end="run",
+      )
+    self._lives[who] = life
+
+  def _hear(self, event: events.LearnerEvent) -> None:
+    who = event.learner, event.incarnation
+    life = self._lives.get(who)
+    if life is None or life.end != "run":
+      return
+    self._lives[who] = dataclasses.replace(life, end_s=event.time)
+    match event:
+      case events.Left():
+        self._end(*who, "left")
+      case events.Disconnected():
+        self._end(*who, "lost")
+      case events.Reported():
+        loss = dict(event.metrics).get("loss")
+        finite = loss is not None and math.isfinite(loss)
+        self._progress.setdefault(who, []).append(
+          Progress(event.time, event.step, loss if finite else None)
+        )
+
+  def _end(self, learner: str, incarnation: int, how: str) -> None:
+    life = self._lives.get((learner, incarnation))
+    if life is not None and life.end == "run":
+      self._lives[learner, incarnation] = dataclasses.replace(life, end=how)
+
+  def _finish(self, state: machine.State) -> None:
+    """Who fell silent and never came back was lost when last heard."""
+    for learner in state.learners.values():
+      if not learner.live:
+        self._end(learner.learner, learner.incarnation, "lost")
+
+
+def _merge(effect: events.Merge, time_s: float, state: machine.State) -> Merge:
+  return Merge(
+    time_s=time_s,
+    t=state.t,
+    fragment=effect.fragment,
+    n=effect.version.n,
+    contributors=tuple(
+      (item.key.learner, item.key.incarnation) for item in effect.inputs
+    ),
+    num_live=state.num_live,
+  )
+
+
+def tapes_of(run_dir: pathlib.Path) -> list[pathlib.Path]:
+  """The tapes of a run, in the order of its epochs.
+
+  Raises:
+    ValueError: there is none.
+  """
+  old = [p for p in run_dir.glob("tape.*.jsonl") if _epoch(p) is not None]
+  paths = sorted(old, key=lambda path: _epoch(path) or 0)
+  newest = run_dir / "tape.jsonl"
+  paths += [newest] if newest.exists() else []
+  if not paths:
+    raise ValueError(
+      f"{run_dir} has no tape.jsonl: it must be the directory of a run whose"
+      " syncer was started"
+    )
+  return paths
+
+
+def _epoch(path: pathlib.Path) -> int | None:
+  number = path.name.split(".")[1]
+  return int(number) if number.isdecimal() else None
