@@ -7,8 +7,9 @@ Command:  python -m ddiloco_jax.cli.local --config=configs/fedavg.py --learners=
           Another number M of learners: --config.sync.quorum=M.
 Hardware: two CPU cores, 4 GB of memory.
 Time:     not measured; about that of `tiny`, and it stops for a killed learner.
-Loss:     not measured; SGD on so short a run stays far above AdamW. A test
-          holds it equal to a reference of FedAvg.
+Loss:     not measured; a test holds it equal to a reference of FedAvg. A lone
+          learner with this SGD stands at 2.65 nats per byte after 150 steps,
+          where AdamW has 2.49.
 """
 
 from pathlib import Path

@@ -1,6 +1,7 @@
 """A whole run on this machine: syncer and learners, watched until the end."""
 
 import contextlib
+import logging
 import pathlib
 import signal
 import sys
@@ -154,6 +155,8 @@ def conclude(run_dir: pathlib.Path, screen: Screen) -> None:
   if not (run_dir / "tape.jsonl").exists():
     screen.say(f"nothing was recorded in {run_dir}")
     return
+  # Orbax remarks on what was asked of it: to read only.
+  logging.getLogger("absl").setLevel(logging.ERROR)
   figures = report.write_report(run_dir, held_out.evaluate_run(run_dir))
   screen.say("summary")
   screen.say(summary.to_text(figures))

@@ -100,6 +100,8 @@ def run(main: Callable[[], int], usage: str | None) -> None:
       format="%(asctime)s %(levelname)s %(message)s",
       force=True,
     )
+    for name in ("absl", "jax", "orbax"):  # They speak of their own insides.
+      logging.getLogger(name).setLevel(logging.WARNING)
     sys.exit(_code(main))
 
   sys.modules["__main__"].__doc__ = usage

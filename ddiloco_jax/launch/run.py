@@ -43,7 +43,7 @@ class LaunchConfig:
   first_pause_s: float = 1.0
   max_quick_failures: int = 5
   finish_grace_s: float = 45.0
-  alone_grace_s: float = 15.0
+  alone_grace_s: float = 10.0
   stop_grace_s: float = 60.0
 
   def __post_init__(self):

@@ -124,17 +124,28 @@ def _flush(turn: Turn, end: End) -> End:
       if not r.merging:
         rounds.give_up(turn, r, f"the flush has lasted {turn.rules.flush_s} s")
     return end
-  kept = []
-  for p in end.pending:
-    if _is_flush_waiting(turn, p):
-      kept.append(p)
+  if _is_answering(turn):
+    return end
+  kept = [p for p in end.pending if _is_flush_waiting(turn, p)]
   turn.end = end = dataclasses.replace(end, pending=tuple(kept))
   return end
 
 
+def _is_answering(turn: Turn) -> bool:
+  """Whether a pull is under way: a flush round asks when all are free.
+
+  A carried reply may take longer than the flush, and is not waited for.
+  """
+  if len(turn.rounds) >= turn.rules.max_open_rounds:
+    return True
+  return any(not r.merging for r in turn.rounds)
+
+
 def _is_flush_waiting(turn: Turn, p: int) -> bool:
   """Opens the flush round of p if it can; False once p needs no more of it."""
-  if turn.round_of(p) is not None:
+  if turn.round_of(p) is not None or _is_answering(turn):
+    return True
+  if rounds.is_carried_under_way(turn, p):
     return True
   members = [
     learner
@@ -143,34 +154,14 @@ def _is_flush_waiting(turn: Turn, p: int) -> bool:
     and learner.connected
     and rounds.has_progress(turn, learner, p)
   ]
-  num = len(members) + sum(c.key.fragment == p for c in turn.carried)
-  if rounds.is_carried_under_way(turn, p):
-    return True
-  if not num:
-    return False
-  if len(turn.rounds) >= turn.rules.max_open_rounds:
-    return True
-  # Unlike a round of the schedule it waits until everybody is free to answer.
   free = [m for m in members if rounds.is_free(turn, m, p)]
-  if len(free) < len(members) and not all(
-    m in free or _has_carried(turn, m, p) for m in members
-  ):
-    return True
+  num = len(free) + sum(c.key.fragment == p for c in turn.carried)
+  if not num:
+    return bool(members)
   rounds.open_round(
-    turn,
-    Due(p, turn.t),
-    free,
-    min(turn.rules.quorum, num),
-    flush=True,
+    turn, Due(p, turn.t), free, min(turn.rules.quorum, num), flush=True
   )
   return False
-
-
-def _has_carried(turn: Turn, learner: Learner, p: int) -> bool:
-  return any(
-    c.key.fragment == p and c.key.learner == learner.learner
-    for c in turn.carried
-  )
 
 
 def _publish_exact(turn: Turn) -> None:

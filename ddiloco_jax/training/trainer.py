@@ -13,7 +13,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from ddiloco_jax.models import transformer
-from ddiloco_jax.training import checkpoint, mesh, parts, step
+from ddiloco_jax.training import checkpoint, mesh, parts
+from ddiloco_jax.training import step as steps
 
 Record = dict[str, Any]
 
@@ -31,16 +32,16 @@ class Trainer:
   def __init__(
     self,
     model: transformer.Transformer,
-    cfg: step.TrainConfig,
+    cfg: steps.TrainConfig,
     devices: Mesh,
     seed: int,
   ):
-    self.state = step.init_state(model, cfg, devices, seed)
+    self.state = steps.init_state(model, cfg, devices, seed)
     self._mesh = devices
-    self._rate = step.learning_rate(cfg)
-    self._step = step.make_train_step(model, cfg, devices)
+    self._rate = steps.learning_rate(cfg)
+    self._step = steps.make_train_step(model, cfg, devices)
     self._age = 0
-    self._pending: tuple[int, step.Metrics] | None = None
+    self._pending: tuple[int, steps.Metrics] | None = None
     self._last_read = time.monotonic()
 
   @property
@@ -137,7 +138,7 @@ class Trainer:
       "moments_age": self.state.moments_age,
     }
 
-  def _read(self, pending: tuple[int, step.Metrics] | None) -> Record:
+  def _read(self, pending: tuple[int, steps.Metrics] | None) -> Record:
     if pending is None:
       return {}
     at, metrics = pending
