@@ -220,7 +220,7 @@ def acknowledge(turn: Turn, event: events.Applied) -> None:
     return
   if event.version != turn.fragments[p].version:
     return
-  learner = turn.put(dataclasses.replace(learner, exact=(*learner.exact, p)))
+  learner = turn.put(learner._replace(exact=(*learner.exact, p)))
   if len(learner.exact) == turn.rules.num_fragments:
     awaited = tuple(name for name in end.awaited if name != learner.learner)
     turn.end = dataclasses.replace(end, awaited=awaited)

@@ -5,7 +5,6 @@ from one adoption to the next; a span is booked when it is over and no reply
 that could cover it is under way. (arXiv 2604.21428, Sec. 3.2.)
 """
 
-import dataclasses
 from typing import NamedTuple
 
 from ddiloco_jax.protocol.events import (
@@ -81,8 +80,7 @@ class Answer(NamedTuple):
   reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+class Account(NamedTuple):
   """One (learner, fragment).
 
   Attributes:
@@ -121,7 +119,7 @@ def begin(account: Account, incarnation: int, base: Version) -> Account:
     if (span.incarnation, span.base, span.rest) == (incarnation, base, ""):
       return account
   spans = (*account.spans, Span(incarnation, base))
-  return dataclasses.replace(account, spans=spans)
+  return account._replace(spans=spans)
 
 
 def find(account: Account, incarnation: int, base: Version) -> Span | None:
@@ -172,8 +170,7 @@ def merge(account: Account, key: ReplyKey, n: int) -> Account:
         pending=None, merged=larger(span.merged, span.covered)
       )
       account = _swap(account, span, fresh)
-  return dataclasses.replace(
-    account,
+  return account._replace(
     merged_n=n,
     merged_round=key.round,
     merged_attempt=key.attempt,
@@ -206,7 +203,7 @@ def close(
       if before is None or span.base.n < before.n or span.base == current:
         span = span._replace(rest=rest)
     spans.append(span)
-  return dataclasses.replace(account, spans=tuple(spans))
+  return account._replace(spans=tuple(spans))
 
 
 def settle(account: Account) -> Account:
@@ -227,8 +224,7 @@ def settle(account: Account) -> Account:
     for book, part in ((span.lost_book, lost), (span.rest, rest)):
       if part != (0, 0):
         books[book] = plus(books.get(book, ZERO), part)
-  return dataclasses.replace(
-    account,
+  return account._replace(
     reported=reported,
     merged=merged,
     discarded=tuple(books.items()),
@@ -264,7 +260,7 @@ def totals(
 def told(account: Account, answer: Answer) -> Account:
   """Remembers what a reply was told: the last two rounds and a carried one."""
   answers = (*account.answers[-3:], answer)
-  return dataclasses.replace(account, answers=answers)
+  return account._replace(answers=answers)
 
 
 def _with_lost(span: Span, c: Counts, book: str) -> Span:
@@ -275,4 +271,4 @@ def _with_lost(span: Span, c: Counts, book: str) -> Span:
 
 def _swap(account: Account, old: Span, new: Span) -> Account:
   spans = tuple(new if span is old else span for span in account.spans)
-  return dataclasses.replace(account, spans=spans)
+  return account._replace(spans=spans)

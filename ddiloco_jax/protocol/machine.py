@@ -19,7 +19,6 @@ The theory, top to bottom (arXiv 2604.21428, Sec. 3; Eq. 3; App. E):
 No clock, no randomness, no I/O, and no event order that raises.
 """
 
-import dataclasses
 import hashlib
 import json
 from typing import Any
@@ -209,9 +208,7 @@ def restore(
     turn.put_account(r.key.learner, r.key.fragment, account)
   for learner in old.learners.values():
     turn.put(
-      dataclasses.replace(
-        learner, live=False, training=False, connected=False, asked=()
-      )
+      learner._replace(live=False, training=False, connected=False, asked=())
     )
     for p in range(rules.num_fragments):
       turn.settle(learner.learner, p)

@@ -4,8 +4,6 @@ Liveness is any byte within the lease; a new nonce is a new process, which
 fences the old one. (arXiv 2604.21428, Sec. 3.1 and App. E.)
 """
 
-import dataclasses
-
 from ddiloco_jax.protocol import events, ledger
 from ddiloco_jax.protocol.events import ZERO, Counts, Outcome, Version
 from ddiloco_jax.protocol.state import Learner, State
@@ -117,7 +115,7 @@ def _admit(
   for other in tuple(turn.learners.values()):
     if other.shard == shard and other.learner != event.learner:
       fence(turn, other, f"{event.learner} took over its data shard {shard}")
-      turn.put(dataclasses.replace(turn.learners[other.learner], shard=-1))
+      turn.put(turn.learners[other.learner]._replace(shard=-1))
   num = turn.rules.num_fragments
   incarnation = turn.next_incarnation
   turn.next_incarnation += 1
@@ -146,8 +144,7 @@ def _admit(
 
 def _reconnect(turn: Turn, event: events.Joined, old: Learner) -> None:
   learner = turn.put(
-    dataclasses.replace(
-      old,
+    old._replace(
       connected=True,
       live=True,
       heard_at=turn.now,
@@ -265,9 +262,7 @@ def adopt(
   rows, bases = list(learner.counts), list(learner.bases)
   rows[fragment], bases[fragment] = ZERO, base
   learner = turn.put(
-    dataclasses.replace(
-      learner, counts=tuple(rows), bases=tuple(bases), fresh=True
-    )
+    learner._replace(counts=tuple(rows), bases=tuple(bases), fresh=True)
   )
   turn.settle(name, fragment)
   return learner
@@ -293,8 +288,8 @@ def leave(turn: Turn, event: events.Left) -> None:
 
 def _end(turn: Turn, learner: Learner) -> None:
   turn.put(
-    dataclasses.replace(
-      learner, live=False, training=False, connected=False, gone=True, asked=()
+    learner._replace(
+      live=False, training=False, connected=False, gone=True, asked=()
     )
   )
   release(turn, learner)
@@ -316,7 +311,7 @@ def release(turn: Turn, learner: Learner) -> None:
   for r in turn.rounds:
     if member in r.waiting:
       waiting = tuple(w for w in r.waiting if w != member)
-      turn.put_round(r, dataclasses.replace(r, waiting=waiting))
+      turn.put_round(r, r._replace(waiting=waiting))
 
 
 def hear(turn: Turn, learner: Learner) -> Learner:
@@ -326,16 +321,14 @@ def hear(turn: Turn, learner: Learner) -> Learner:
   if not learner.live:
     training = learner.waiting or learner.exhausted
   return turn.put(
-    dataclasses.replace(
-      learner, heard_at=turn.now, live=True, training=training
-    )
+    learner._replace(heard_at=turn.now, live=True, training=training)
   )
 
 
 def disconnect(turn: Turn, event: events.Disconnected) -> None:
   learner = turn.speaker(event)
   if learner is not None:
-    turn.put(dataclasses.replace(learner, connected=False))
+    turn.put(learner._replace(connected=False))
 
 
 def scan(turn: Turn) -> None:
@@ -350,9 +343,7 @@ def scan(turn: Turn) -> None:
     lapses_at = learner.heard_at + turn.rules.lease_s
     if lapses_at <= turn.now:
       turn.count("lease_expired")
-      turn.put(
-        dataclasses.replace(learner, live=False, training=False, asked=())
-      )
+      turn.put(learner._replace(live=False, training=False, asked=()))
       release(turn, learner)
       for asked in learner.asked:
         turn.settle(learner.learner, asked.fragment)
@@ -361,7 +352,7 @@ def scan(turn: Turn) -> None:
     if learner.training and not (learner.waiting or learner.exhausted):
       stops_at = learner.stepped_at + training_s
       if stops_at <= turn.now:
-        turn.put(dataclasses.replace(learner, training=False))
+        turn.put(learner._replace(training=False))
       else:
         wake_scan(turn, stops_at)
 

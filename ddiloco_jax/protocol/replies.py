@@ -4,7 +4,6 @@ A reply is named by (learner, incarnation, fragment, round, attempt) and
 resolved once. (arXiv 2604.21428, Sec. 3.1 and 3.2.)
 """
 
-import dataclasses
 import math
 
 from ddiloco_jax.protocol import events, ledger, membership, quorum
@@ -53,7 +52,7 @@ def replied(turn: Turn, event: events.Replied) -> None:
     _answer_unasked(turn, event, key, name in account.asked)
     return
   others = tuple(a for a in learner.asked if a is not asked)
-  turn.put(dataclasses.replace(learner, asked=others))
+  turn.put(learner._replace(asked=others))
   _decide(turn, event, key, asked)
   turn.settle(key.learner, key.fragment)
 
@@ -113,7 +112,7 @@ def _decide(
   if r is not None and r.round == key.round and r.attempt == key.attempt:
     member = (key.learner, key.incarnation)
     waiting = tuple(w for w in r.waiting if w != member)
-    fresh = dataclasses.replace(r, waiting=waiting)
+    fresh = r._replace(waiting=waiting)
     turn.put_round(r, fresh)
     r = fresh
   fault = _fault(turn, event)
@@ -245,7 +244,7 @@ def _refuse(
     refusal = Refusal(
       key, kind, reason, value if kind == "outlier" else 0.0, per_lr
     )
-    turn.put_round(r, dataclasses.replace(r, refused=(*r.refused, refusal)))
+    turn.put_round(r, r._replace(refused=(*r.refused, refusal)))
   _resolve(turn, key, Outcome.REFUSED, f"{kind}: {reason}")
   if kind in ("stale", "rolled_back", "base_merged"):
     turn.publish_to(
@@ -276,7 +275,7 @@ def _resolve(
 
 def _enter(turn: Turn, r: Round, reply: Reply) -> None:
   """Adds a reply to an open round; the K-th one starts the grace window."""
-  fresh = dataclasses.replace(r, replies=(*r.replies, reply))
+  fresh = r._replace(replies=(*r.replies, reply))
   if (
     r.quorum_at is None
     and len(fresh.replies) >= r.quorum
@@ -287,9 +286,7 @@ def _enter(turn: Turn, r: Round, reply: Reply) -> None:
     grace_s = quorum.grace_s(
       turn.rules, turn.step_s, turn.quorum_s, turn.sync_s
     )
-    fresh = dataclasses.replace(
-      fresh, quorum_at=turn.now, grace_end=turn.now + grace_s
-    )
+    fresh = fresh._replace(quorum_at=turn.now, grace_end=turn.now + grace_s)
   turn.put_round(r, fresh)
 
 
@@ -313,7 +310,7 @@ def take_carried(turn: Turn, fragment: int) -> None:
     turn.count(f"refused/{kind}")
     drop(turn, reply, ledger.refused_book(kind), reason)
     refusal = Refusal(reply.key, kind, reason, 0.0, reply.per_lr)
-    turn.put_round(r, dataclasses.replace(r, refused=(*r.refused, refusal)))
+    turn.put_round(r, r._replace(refused=(*r.refused, refusal)))
 
 
 def drop(turn: Turn, reply: Reply, book: str, reason: str) -> None:
@@ -352,9 +349,7 @@ def judge_together(turn: Turn, r: Round) -> tuple[Reply, ...]:
     refusal = Refusal(reply.key, "outlier", reason, reply.scale, reply.per_lr)
     now = turn.round_of(r.fragment)
     assert now is not None
-    turn.put_round(
-      now, dataclasses.replace(now, refused=(*now.refused, refusal))
-    )
+    turn.put_round(now, now._replace(refused=(*now.refused, refusal)))
   return tuple(kept)
 
 
@@ -373,7 +368,7 @@ def all_refused(turn: Turn, r: Round) -> None:
   seed = tuple(o.scale for o in outliers if o.per_lr == per_lr)
   name = "scales_per_lr" if per_lr else "scales_per_step"
   fragment = turn.fragments[r.fragment]
-  turn.put_fragment(r.fragment, dataclasses.replace(fragment, **{name: seed}))
+  turn.put_fragment(r.fragment, fragment._replace(**{name: seed}))
 
 
 def remember_scales(
@@ -385,8 +380,7 @@ def remember_scales(
     if reply.weight > 0:
       rows[reply.per_lr] = (*rows[reply.per_lr], reply.scale)
   most = quorum.MAX_ACCEPTED
-  return dataclasses.replace(
-    fragment,
+  return fragment._replace(
     scales_per_lr=rows[True][-most:],
     scales_per_step=rows[False][-most:],
   )
@@ -412,7 +406,7 @@ def pushing(turn: Turn, event: events.Pushing) -> None:
     r = turn.round_of(event.fragment)
     if r is not None and not r.merging and r.round == event.round:
       deadline = max(r.deadline, turn.now + turn.deadline_s())
-      turn.put_round(r, dataclasses.replace(r, deadline=deadline))
+      turn.put_round(r, r._replace(deadline=deadline))
 
 
 def push_broken(turn: Turn, event: events.PushBroken) -> None:
@@ -438,7 +432,7 @@ def _put_asked(
     for kept in (new if a is old else a for a in learner.asked)
     if kept is not None
   )
-  turn.put(dataclasses.replace(learner, asked=asked))
+  turn.put(learner._replace(asked=asked))
 
 
 def watch_carried(turn: Turn, asked: Asked) -> None:

@@ -4,8 +4,6 @@ Every reply is resolved exactly once; a round ends in a merge or is given up
 at its deadline. (arXiv 2604.21428, Sec. 3.1, Eq. 3, Alg. 1.)
 """
 
-import dataclasses
-
 from ddiloco_jax.protocol import events, ledger, membership, replies
 from ddiloco_jax.protocol.events import Outcome, Receiver
 from ddiloco_jax.protocol.state import (
@@ -133,13 +131,13 @@ def open_round(
 
 def _pull(turn: Turn, learner: Learner, r: Round, reason: str) -> None:
   asked = Asked(r.fragment, r.round, r.attempt)
-  turn.put(dataclasses.replace(learner, asked=(*learner.asked, asked)))
+  turn.put(learner._replace(asked=(*learner.asked, asked)))
   account = turn.account(learner.learner, r.fragment)
   key = (learner.incarnation, r.round, r.attempt)
   turn.put_account(
     learner.learner,
     r.fragment,
-    dataclasses.replace(account, asked=(*account.asked[-2:], key)),
+    account._replace(asked=(*account.asked[-2:], key)),
   )
   turn.emit(
     events.Pull(
@@ -186,16 +184,16 @@ def _close(turn: Turn, r: Round) -> None:
   """Judges the replies against each other, and merges what is left."""
   kept = replies.judge_together(turn, r)
   if len(kept) < len(r.replies):
-    fresh = dataclasses.replace(turn.round_of(r.fragment) or r, replies=kept)
+    fresh = (turn.round_of(r.fragment) or r)._replace(replies=kept)
     if len(kept) < r.quorum or not any(reply.weight > 0 for reply in kept):
-      fresh = dataclasses.replace(fresh, quorum_at=None, grace_end=None)
+      fresh = fresh._replace(quorum_at=None, grace_end=None)
     turn.put_round(turn.round_of(r.fragment) or r, fresh)
     if fresh.quorum_at is None:
       return
     r = fresh
   _dismiss(turn, r)
   version = events.Version(turn.epoch, turn.fragments[r.fragment].version.n + 1)
-  turn.put_round(r, dataclasses.replace(r, waiting=(), merging=True))
+  turn.put_round(r, r._replace(waiting=(), merging=True))
   assert r.quorum_at is not None
   turn.emit(
     events.Merge(
@@ -229,7 +227,7 @@ def _dismiss(turn: Turn, r: Round) -> None:
     if moves:
       others = (*others, asked._replace(carried=True))
       replies.watch_carried(turn, asked)
-    turn.put(dataclasses.replace(learner, asked=others))
+    turn.put(learner._replace(asked=others))
     turn.settle(name, r.fragment)
 
 
@@ -295,8 +293,7 @@ def merged(turn: Turn, event: events.Merged) -> None:
     account = turn.account(reply.key.learner, p)
     account = ledger.merge(account, reply.key, event.version.n)
     if fragment.num_merges and not r.flush:
-      account = dataclasses.replace(
-        account,
+      account = account._replace(
         h_steps=account.h_steps + reply.counts.steps,
         h_replies=account.h_replies + 1,
       )
@@ -306,8 +303,7 @@ def merged(turn: Turn, event: events.Merged) -> None:
   contributors = tuple(
     Member(reply.key.learner, reply.key.incarnation) for reply in r.replies
   )
-  fragment = dataclasses.replace(
-    fragment,
+  fragment = fragment._replace(
     version=event.version,
     num_merges=fragment.num_merges + 1,
     contributors=contributors,

@@ -4,7 +4,6 @@ t follows the median training learner's step time, never the network's; a
 fragment is due once a cycle, at its slot. (arXiv 2604.21428, Sec. 3.1.)
 """
 
-import dataclasses
 import functools
 
 from ddiloco_jax.protocol import events, membership
@@ -50,8 +49,7 @@ def reported(turn: Turn, event: events.Reported) -> None:
     and rules.members == "live"
   )
   turn.put(
-    dataclasses.replace(
-      old,
+    old._replace(
       live=True,
       training=training or (old.live and old.training),
       heard_at=turn.now,

@@ -72,8 +72,7 @@ class Due(NamedTuple):
   not_before: float = 0.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
+class Round(NamedTuple):
   """One fragment, from its opening to its publication."""
 
   fragment: int
@@ -93,8 +92,7 @@ class Round:
   flush: bool = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Learner:
+class Learner(NamedTuple):
   """What is known of the newest process of one learner id.
 
   Attributes:
@@ -139,8 +137,7 @@ class Learner:
   fenced_nonces: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class FragmentState:
+class FragmentState(NamedTuple):
   """One fragment's version, last contributors and guard."""
 
   version: Version

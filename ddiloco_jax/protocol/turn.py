@@ -126,7 +126,7 @@ class Turn:
         del times[bisect.bisect_left(times, new.pacing_s)]
       if pacing_s:
         bisect.insort(times, pacing_s)
-      new = dataclasses.replace(new, pacing_s=pacing_s)
+      new = new._replace(pacing_s=pacing_s)
       self.step_times = tuple(times)
       if times:
         fastest = self.rules.pace == "fastest"
