@@ -92,8 +92,10 @@ def main(argv: list[str] | None = None) -> int:
     code = local.drive(run, kills, requests, screen)
   except ValueError as error:
     parser.error(str(error))
-  local.conclude(run_dir, screen)
-  return code
+  if not run.address:
+    return code  # The directory's records, if any, are another run's.
+  concluded = local.conclude(run_dir, screen)
+  return code or concluded
 
 
 def owned_names() -> tuple[str, ...]:

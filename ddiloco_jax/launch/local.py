@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.live import Live
 
-from ddiloco_jax.launch import failures, view
+from ddiloco_jax.launch import exits, failures, view
 from ddiloco_jax.launch.plan import SYNCER, learner_name
 from ddiloco_jax.launch.run import Run
 from ddiloco_jax.learner.client import Client
@@ -128,7 +128,8 @@ def _watch(
         progress = progress._replace(t=watch.status.t, num_syncer_steps=of)
       if run.advance(progress):
         return
-      screen.show(watch.status, _learners(run))
+      if run.syncer.is_running:  # Else the last status would grow old.
+        screen.show(watch.status, _learners(run))
       time.sleep(_TURN_S)
     screen.say("stopping; once more ends everything at once")
     run.stop(lambda: requests.count > 1)
@@ -146,24 +147,34 @@ def _learners(run: Run) -> dict[str, str]:
   }
 
 
-def conclude(run_dir: pathlib.Path, screen: Screen) -> None:
-  """Evaluates, writes report.html and summary.json, and prints the summary."""
+def conclude(run_dir: pathlib.Path, screen: Screen) -> int:
+  """Evaluates, writes report.html and summary.json, and prints the summary.
+
+  Returns:
+    An exit code: whether that could be done.
+  """
   # Imported here, after the run: JAX would have competed with the learners.
   from ddiloco_jax.launch import held_out
   from ddiloco_jax.report import report, summary
+  from ddiloco_jax.training.checkpoint import CheckpointError
 
   if not (run_dir / "tape.jsonl").exists():
     screen.say(f"nothing was recorded in {run_dir}")
-    return
+    return exits.FAILED
   # Orbax remarks on what was asked of it: to read only.
   logging.getLogger("absl").setLevel(logging.ERROR)
-  figures = report.write_report(run_dir, held_out.evaluate_run(run_dir))
+  try:
+    figures = report.write_report(run_dir, held_out.evaluate_run(run_dir))
+  except (ValueError, CheckpointError) as error:
+    screen.say(f"there is no summary of {run_dir}: {error}")
+    return exits.FAILED
   screen.say("summary")
   screen.say(summary.to_text(figures))
   screen.say(f"  run directory  {run_dir}")
   screen.say(f"  report         {run_dir / 'report.html'}")
   sys.stdout.flush()
   print(run_dir / "summary.json", flush=True)
+  return exits.OK
 
 
 def default_run_dir(config: str) -> pathlib.Path:

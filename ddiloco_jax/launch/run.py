@@ -42,9 +42,9 @@ class LaunchConfig:
   start_timeout_s: float = 180.0
   first_pause_s: float = 1.0
   max_quick_failures: int = 5
-  finish_grace_s: float = 45.0
+  finish_grace_s: float = 20.0
   alone_grace_s: float = 10.0
-  stop_grace_s: float = 60.0
+  stop_grace_s: float = 45.0
 
   def __post_init__(self):
     if self.restart not in RESTARTS:
@@ -201,7 +201,10 @@ class Run:
       if code is None or self._reaped.get(child.name) == child.num_starts:
         continue
       self._reaped[child.name] = child.num_starts
-      if code == 0 or child.was_killed:
+      if child.was_killed:
+        continue
+      if code == 0:
+        self._say(f"{child.name} ended")
         continue
       if self._is_stopping and code == -signal.SIGTERM:
         continue  # It was still starting, and had no state to save.
