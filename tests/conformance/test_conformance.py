@@ -5,19 +5,15 @@ they say exactly what a case is about.
 """
 
 import dataclasses
-import functools
 import queue
 import threading
 import time
 
 import numpy as np
-import optax
 import pytest
 
-from ddiloco_jax.algorithm import merge, outer
 from ddiloco_jax.algorithm.fragments import make_layout
-from ddiloco_jax.learner.client import Client
-from ddiloco_jax.protocol import events, machine
+from ddiloco_jax.protocol import events
 from ddiloco_jax.protocol.events import (
   ZERO,
   Counts,
@@ -26,12 +22,10 @@ from ddiloco_jax.protocol.events import (
   Version,
 )
 from ddiloco_jax.protocol.rules import Rules
-from ddiloco_jax.syncer.merger import Merger, Tensors
-from ddiloco_jax.syncer.server import serve
-from ddiloco_jax.syncer.syncer import Syncer
 from ddiloco_jax.wire import codec, headers, options, port, transfer
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError
+from tests.support.served import Served, wait_for
 
 LAYOUT = make_layout(
   {"a/w": ((2, 3), "float32"), "b": ((4,), "float32")}, "tensor", 2
@@ -49,71 +43,9 @@ RULES = Rules(
   max_learners=3,
   num_shards=4,
   acknowledge_s=5.0,
-  fragment_params=(6, 4),
 )
+WIRE = options.WireConfig(chunk_bytes=16)  # Several chunks even here.
 WAIT_S = 10.0
-
-
-class Run:
-  """A real syncer, the Synchronizer under test, and what it has recorded."""
-
-  def __init__(self, carrier: str, rules: Rules):
-    tx = optax.sgd(1.0)
-    thetas = [
-      {leaf.path: THETA[leaf.path] for leaf in LAYOUT.fragment(p)}
-      for p in range(2)
-    ]
-    state = machine.initial(rules)
-    spec = port.RunSpec(
-      run_id="run-1",
-      epoch=1,
-      layout=LAYOUT,
-      cycle_steps=rules.cycle_steps,
-      max_open_rounds=rules.max_open_rounds,
-      quorum=rules.quorum,
-      alpha=rules.alpha,
-      up_format="float32",
-      down_format="float32",
-      chunk_bytes=16,
-      lease_s=rules.lease_s,
-      num_shards=rules.num_shards,
-    )
-    self.events: list[events.Event] = []
-    self.syncer = Syncer(
-      spec,
-      state,
-      lambda event, effects, state: self.events.append(event),
-      functools.partial(
-        Merger,
-        LAYOUT,
-        Tensors(
-          tuple(thetas), tuple(outer.init(tx, theta) for theta in thetas)
-        ),
-        (Version(1, 0), Version(1, 0)),
-        tx,
-        merge.MergeConfig(direction="average"),
-        "float32",
-      ),
-    )
-    self.server = self.client = None
-    self.sync: port.Synchronizer = self.syncer
-    if carrier == "grpc":
-      cfg = options.WireConfig()
-      self.server = serve(self.syncer, "127.0.0.1:0", cfg)
-      self.sync = self.client = Client(self.server.address, cfg)
-
-  def join(self, name: str, nonce: str = "", **changes) -> "Voice":
-    return Voice(self.sync, name, nonce or f"nonce-of-{name}", **changes)
-
-  def theta(self, p: int, voice: "Voice") -> dict[str, np.ndarray]:
-    header, data = self.sync.fetch(voice.session, p, 0, False)
-    return codec.decode(data, LAYOUT.fragment(p), header.format)
-
-  def close(self) -> None:
-    self.syncer.close()
-    if self.client:
-      self.client.close()
-      self.server.stop(0.0)
 
 
 class Voice:
@@ -204,6 +136,10 @@ class Voice:
     return self.sync.push(header, codec.chunks(delta(pull.fragment, value), 16))
 
 
+def join(run: Served, name: str, nonce: str = "", **changes) -> Voice:
+  return Voice(run.sync, name, nonce or f"nonce-of-{name}", **changes)
+
+
 def delta(p: int, value: float = 0.5) -> bytearray:
   leaves = LAYOUT.fragment(p)
   fragment = {
@@ -212,8 +148,8 @@ def delta(p: int, value: float = 0.5) -> bytearray:
   return codec.encode(fragment, leaves, "float32")
 
 
-def expect_theta(run: Run, voice: Voice, p: int, minus: float) -> None:
-  for path, array in run.theta(p, voice).items():
+def expect_theta(run: Served, voice: Voice, p: int, minus: float) -> None:
+  for path, array in run.theta(p, voice.session).items():
     np.testing.assert_array_equal(array, THETA[path] - np.float32(minus))
 
 
@@ -221,8 +157,9 @@ def expect_theta(run: Run, voice: Voice, p: int, minus: float) -> None:
 def make_run(request):
   runs = []
 
-  def make(**changes) -> Run:
-    runs.append(Run(request.param, dataclasses.replace(RULES, **changes)))
+  def make(**changes) -> Served:
+    rules = dataclasses.replace(RULES, **changes)
+    runs.append(Served(THETA, rules, request.param, cfg=WIRE))
     return runs[-1]
 
   yield make
@@ -255,17 +192,17 @@ def test_a_run_says_what_learners_must_know(run):
 )
 def test_a_hello_that_differs_from_the_run_is_refused(run, changes, says):
   with pytest.raises(ServiceError, match=says) as caught:
-    run.join("ada", **changes)
+    join(run, "ada", **changes)
 
   assert caught.value.code == "FAILED_PRECONDITION"
 
 
 def test_a_live_learner_is_not_replaced_unless_by_takeover(run):
-  first = run.join("ada", "one")
+  first = join(run, "ada", "one")
   with pytest.raises(ServiceError, match="takeover") as caught:
-    run.join("ada", "two")
+    join(run, "ada", "two")
 
-  second = run.join("ada", "three", takeover=True)
+  second = join(run, "ada", "three", takeover=True)
 
   assert caught.value.code == "FAILED_PRECONDITION"
   assert second.session.incarnation > first.session.incarnation
@@ -273,30 +210,30 @@ def test_a_live_learner_is_not_replaced_unless_by_takeover(run):
 
 
 def test_a_fenced_process_does_not_join_again(run):
-  run.join("ada", "one")
-  run.join("ada", "two", takeover=True)
+  join(run, "ada", "one")
+  join(run, "ada", "two", takeover=True)
 
   with pytest.raises(ServiceError) as caught:
-    run.join("ada", "one", takeover=True)
+    join(run, "ada", "one", takeover=True)
 
   assert caught.value.code == "ABORTED"
 
 
 def test_a_new_process_is_admitted_once_the_stream_of_the_old_one_ended(run):
-  first = run.join("ada", "one")
+  first = join(run, "ada", "one")
   first.control.close()
-  wait_for(lambda: has_event(run, events.Disconnected))
+  wait_for(lambda: run.all_of(events.Disconnected))
 
-  second = run.join("ada", "two")
+  second = join(run, "ada", "two")
 
   assert not second.welcome.reconnect
   assert second.session.incarnation > first.session.incarnation
 
 
 def test_the_same_nonce_is_the_same_incarnation(run):
-  first = run.join("ada", "one")
+  first = join(run, "ada", "one")
   first.control.close()
-  second = run.join("ada", "one", bases=(Version(1, 0), Version(1, 0)))
+  second = join(run, "ada", "one", bases=(Version(1, 0), Version(1, 0)))
 
   assert second.welcome.reconnect
   assert second.session == first.session
@@ -304,16 +241,16 @@ def test_the_same_nonce_is_the_same_incarnation(run):
 
 def test_more_learners_than_the_run_admits_are_refused(run):
   for name in ("ada", "bob", "cyd"):
-    run.join(name)
+    join(run, name)
 
   with pytest.raises(ServiceError, match="max_learners") as caught:
-    run.join("dan")
+    join(run, "dan")
 
   assert caught.value.code == "RESOURCE_EXHAUSTED"
 
 
 def test_learners_read_shards_of_their_own(run):
-  voices = [run.join(name) for name in ("ada", "bob", "cyd")]
+  voices = [join(run, name) for name in ("ada", "bob", "cyd")]
 
   shards = [voice.welcome.positions[0].shard for voice in voices]
 
@@ -321,19 +258,19 @@ def test_learners_read_shards_of_their_own(run):
 
 
 def test_a_goodbye_ends_the_stream_well(run):
-  voice = run.join("ada")
+  voice = join(run, "ada")
 
   voice.control.send(events.Left(reason="done"))
 
   assert voice.ended_with() is None
-  assert not has_event(run, events.Disconnected)
+  assert not run.all_of(events.Disconnected)
 
 
 # --- replies ---------------------------------------------------------------------
 
 
 def test_a_reply_is_merged_once_and_its_learner_told(run):
-  voice = run.join("ada")
+  voice = join(run, "ada")
   pull = voice.pulled()
 
   result = voice.push(pull, 0.5)
@@ -349,7 +286,7 @@ def test_a_reply_is_merged_once_and_its_learner_told(run):
 
 
 def test_the_same_push_twice_counts_once(run):
-  voice = run.join("ada")
+  voice = join(run, "ada")
   pull = voice.pulled()
   first = voice.push(pull, 0.5)
   voice.hear(port.PublishedNotice)
@@ -366,7 +303,7 @@ def test_the_same_push_twice_counts_once(run):
 
 
 def test_a_forged_secret_is_refused(run):
-  voice = run.join("ada")
+  voice = join(run, "ada")
   pull = voice.pulled()
   forged = dataclasses.replace(voice.session, secret="guess")
 
@@ -389,9 +326,9 @@ def test_an_id_that_never_joined_is_refused(run):
 
 
 def test_an_old_incarnation_is_refused(run):
-  old = run.join("ada", "one")
+  old = join(run, "ada", "one")
   pull = old.pulled()
-  new = run.join("ada", "two", takeover=True)
+  new = join(run, "ada", "two", takeover=True)
 
   with pytest.raises(ServiceError) as caught:
     old.push(pull)
@@ -401,7 +338,7 @@ def test_an_old_incarnation_is_refused(run):
 
 
 def test_a_reply_that_was_not_asked_for_is_refused(run):
-  voice = run.join("ada")
+  voice = join(run, "ada")
   pull = voice.pulled()
 
   result = voice.push(dataclasses.replace(pull, round=pull.round + 7))
@@ -412,7 +349,7 @@ def test_a_reply_that_was_not_asked_for_is_refused(run):
 
 
 def test_a_reply_to_a_version_that_never_was_is_refused(run):
-  voice = run.join("ada")
+  voice = join(run, "ada")
   pull = voice.pulled()
 
   result = voice.push(pull, base=Version(1, 99))
@@ -424,7 +361,7 @@ def test_a_reply_to_a_version_that_never_was_is_refused(run):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_reply_that_is_not_finite_is_refused_and_told(run, value):
-  voice = run.join("ada")
+  voice = join(run, "ada")
   pull = voice.pulled()
 
   result = voice.push(pull, value)
@@ -436,7 +373,7 @@ def test_a_reply_that_is_not_finite_is_refused_and_told(run, value):
 
 @pytest.mark.parametrize("num_bytes", [0, 4, 1 << 40])
 def test_an_announced_length_that_the_layout_denies_is_refused(run, num_bytes):
-  voice = run.join("ada")
+  voice = join(run, "ada")
   pull = voice.pulled()
 
   with pytest.raises(ServiceError, match=str(num_bytes)) as caught:
@@ -447,7 +384,7 @@ def test_an_announced_length_that_the_layout_denies_is_refused(run, num_bytes):
 
 @pytest.mark.parametrize("cut", [slice(0, 4), slice(0, 0)])
 def test_a_transfer_shorter_than_announced_leaves_no_trace(run, cut):
-  voice = run.join("ada")
+  voice = join(run, "ada")
   pull = voice.pulled()
   data = delta(pull.fragment)
 
@@ -462,7 +399,7 @@ def test_a_transfer_shorter_than_announced_leaves_no_trace(run, cut):
 
 
 def test_a_transfer_longer_than_announced_is_refused(run):
-  voice = run.join("ada")
+  voice = join(run, "ada")
   pull = voice.pulled()
   data = delta(pull.fragment) + b"more"
 
@@ -473,7 +410,7 @@ def test_a_transfer_longer_than_announced_is_refused(run):
 
 
 def test_a_reply_in_another_format_is_refused(run):
-  voice = run.join("ada")
+  voice = join(run, "ada")
   pull = voice.pulled()
 
   with pytest.raises(ServiceError, match=r"bfloat16.*float32") as caught:
@@ -483,7 +420,7 @@ def test_a_reply_in_another_format_is_refused(run):
 
 
 def test_a_fragment_that_does_not_exist_is_refused(run):
-  voice = run.join("ada")
+  voice = join(run, "ada")
 
   with pytest.raises(ServiceError, match="fragment 2") as caught:
     run.sync.fetch(voice.session, 2, 0, False)
@@ -492,7 +429,7 @@ def test_a_fragment_that_does_not_exist_is_refused(run):
 
 
 def test_steps_that_go_back_end_the_stream(run):
-  voice = run.join("ada")
+  voice = join(run, "ada")
   voice.apply_all()
   voice.report(1, 1)
   voice.report(2, 2)
@@ -506,7 +443,7 @@ def test_steps_that_go_back_end_the_stream(run):
 
 
 def test_counts_for_other_than_all_fragments_end_the_stream(run):
-  voice = run.join("ada")
+  voice = join(run, "ada")
   voice.apply_all()
 
   error = fault_of(voice, lambda: voice.report(1, 1, 1))
@@ -519,7 +456,7 @@ def test_counts_for_other_than_all_fragments_end_the_stream(run):
 
 
 def test_the_last_two_versions_are_served_and_others_named(run):
-  voice = run.join("ada")
+  voice = join(run, "ada")
   pulls = merge_some(voice, num_merges=6)
   p = pulls[-1].fragment
   newest = [pull.fragment for pull in pulls].count(p)
@@ -539,8 +476,8 @@ def test_the_last_two_versions_are_served_and_others_named(run):
 
 
 def test_versions_of_a_fragment_are_published_in_order(run):
-  watcher = run.join("bob")
-  voice = run.join("ada")
+  watcher = join(run, "bob")
+  voice = join(run, "ada")
 
   merge_some(voice, num_merges=6)
 
@@ -554,15 +491,15 @@ def test_versions_of_a_fragment_are_published_in_order(run):
 
 
 def test_a_stale_reply_brings_only_its_own_progress(run):
-  slow = run.join("bob")
+  slow = join(run, "bob")
   slow.apply_all()
-  fast = run.join("ada")
+  fast = join(run, "ada")
   merge_some(fast, num_merges=4)
   fast.control.send(events.Left(reason="done"))
   fast.ended_with()
   slow.report(1, 1)
   pull = slow.hear(port.PullNotice)
-  before = run.theta(pull.fragment, slow)
+  before = run.theta(pull.fragment, slow.session)
 
   result = slow.push(pull, 0.125, base=Version(1, 0))
   while slow.hear(port.PublishedNotice).outcome != Outcome.INCLUDED:
@@ -570,7 +507,7 @@ def test_a_stale_reply_brings_only_its_own_progress(run):
 
   assert result.outcome == Outcome.ACCEPTED
   assert "staleness 2" in result.reason
-  for path, array in run.theta(pull.fragment, slow).items():
+  for path, array in run.theta(pull.fragment, slow.session).items():
     np.testing.assert_allclose(array, before[path] - 0.125, rtol=1e-6)
 
 
@@ -578,7 +515,7 @@ def test_a_stale_reply_brings_only_its_own_progress(run):
 
 
 def test_a_run_ends_with_a_flush_exact_versions_and_a_last_word(run):
-  voice = run.join("ada")
+  voice = join(run, "ada")
   pull = voice.pulled()
 
   run.syncer.request_stop("enough")
@@ -607,7 +544,7 @@ def test_a_finished_run_admits_nobody(run):
   assert run.syncer.wait(WAIT_S)
 
   with pytest.raises(ServiceError, match="enough") as caught:
-    run.join("ada")
+    join(run, "ada")
 
   assert caught.value.code == "FAILED_PRECONDITION"
 
@@ -617,18 +554,18 @@ def test_a_finished_run_admits_nobody(run):
 
 @pytest.fixture
 def wired():
-  run = Run("grpc", RULES)
+  run = Served(THETA, RULES, "grpc", cfg=WIRE)
   yield run
   run.close()
 
 
-def push_parts(run: Run, parts) -> pb.PushOutcome:
-  with run.client._faults():
-    return run.client._call("PushFragment", "bulk")(iter(parts))
+def push_parts(run: Served, parts) -> pb.PushOutcome:
+  with run.sync._faults():
+    return run.sync._call("PushFragment", "bulk")(iter(parts))
 
 
 def test_a_wrong_checksum_leaves_no_trace(wired):
-  voice = wired.join("ada")
+  voice = join(wired, "ada")
   pull = voice.pulled()
   header = headers.reply_header_to_pb(voice.header(pull))
   parts = transfer.send(pb.PushChunk, header, [delta(pull.fragment)], crc32=1)
@@ -645,7 +582,7 @@ def test_a_wrong_checksum_leaves_no_trace(wired):
 
 @pytest.mark.parametrize("field", ["steps", "tokens"])
 def test_a_missing_count_is_an_error_and_not_a_zero(wired, field):
-  voice = wired.join("ada")
+  voice = join(wired, "ada")
   pull = voice.pulled()
   header = headers.reply_header_to_pb(voice.header(pull))
   header.counts.ClearField(field)
@@ -658,7 +595,7 @@ def test_a_missing_count_is_an_error_and_not_a_zero(wired, field):
 
 
 def test_a_broken_upload_leaves_no_trace(wired):
-  voice = wired.join("ada")
+  voice = join(wired, "ada")
   pull = voice.pulled()
   header = headers.reply_header_to_pb(voice.header(pull))
   stop = threading.Event()
@@ -668,11 +605,11 @@ def test_a_broken_upload_leaves_no_trace(wired):
     yield bytes(delta(pull.fragment)[:16])
     stop.wait(WAIT_S)
 
-  call = wired.client._call("PushFragment", "bulk").future(parts())
-  wait_for(lambda: has_event(wired, events.Pushing))
+  call = wired.sync._call("PushFragment", "bulk").future(parts())
+  wait_for(lambda: wired.all_of(events.Pushing))
   call.cancel()
   stop.set()
-  wait_for(lambda: has_event(wired, events.PushBroken))
+  wait_for(lambda: wired.all_of(events.PushBroken))
   result = voice.push(pull, 0.25)
   voice.hear(port.PublishedNotice)
 
@@ -681,10 +618,10 @@ def test_a_broken_upload_leaves_no_trace(wired):
 
 
 def test_a_status_tells_who_takes_part(wired):
-  voice = wired.join("ada")
+  voice = join(wired, "ada")
   voice.pulled()
 
-  status = wired.client.status()
+  status = wired.sync.status()
 
   assert status.run_id == "run-1"
   assert (status.num_live, status.num_training) == (1, 1)
@@ -730,17 +667,6 @@ def fault_of(voice: Voice, say) -> ServiceError:
   return error
 
 
-def merged_tokens(run: Run) -> float:
+def merged_tokens(run: Served) -> float:
   books = {book.name: book.tokens for book in run.syncer.status().books}
   return books["merged"]
-
-
-def has_event(run: Run, kind) -> bool:
-  return any(isinstance(event, kind) for event in run.events)
-
-
-def wait_for(condition) -> None:
-  deadline = time.monotonic() + WAIT_S
-  while not condition():
-    assert time.monotonic() < deadline
-    time.sleep(0.005)
