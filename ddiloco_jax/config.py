@@ -343,9 +343,6 @@ _RELATIONS = {
   "sync.lease_s < sync.quorum_timeout_s": (
     "a run must not end before a silent learner is known to be gone"
   ),
-  "sync.min_deadline_s < sync.quorum_timeout_s": (
-    "a run must not end before a round may be given up"
-  ),
   "sync.lease_s < run.max_solo_s": (
     "a learner must not give up a syncer that still counts on it"
   ),
