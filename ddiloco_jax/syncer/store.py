@@ -15,6 +15,7 @@ import numpy as np
 import optax
 
 from ddiloco_jax.algorithm import fragments, outer
+from ddiloco_jax.protocol import machine
 from ddiloco_jax.syncer.errors import InUse
 from ddiloco_jax.syncer.merger import Tensors
 from ddiloco_jax.training import checkpoint
@@ -104,14 +105,16 @@ class Store:
     return tensors, records["state"], spec
 
   def save(
-    self, tensors: Tensors, state: dict[str, Any], spec: dict[str, Any]
+    self, tensors: Tensors, state: machine.State, spec: dict[str, Any]
   ) -> None:
-    """Starts an asynchronous save, unless this state is saved already."""
-    step = sum(f["version"][1] for f in state["fragments"])  # Merges so far.
+    """Starts an asynchronous save, unless these tensors are saved already."""
+    step = sum(f.version.n for f in state.fragments)  # Merges so far.
     if step == self.checkpoints.latest():
       return
     self.checkpoints.save(
-      step, trees=_trees(tensors), records={"state": state, "spec": spec}
+      step,
+      trees=_trees(tensors),
+      records={"state": machine.save(state), "spec": spec},
     )
 
   def close(self) -> None:

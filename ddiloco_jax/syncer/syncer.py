@@ -184,14 +184,9 @@ class Syncer:
       raise self._error
     return self._finished
 
-  def snapshot(self) -> tuple[Tensors, dict]:
+  def snapshot(self) -> tuple[Tensors, machine.State]:
     """Tensors and machine state of one moment between two merges."""
-
-    def save() -> dict:
-      with self._lock:
-        return machine.save(self._state)
-
-    return self._merger.snapshot(save)
+    return self._merger.snapshot(lambda: self._state)
 
   def close(self) -> machine.State:
     """Ends every stream and thread; returns the last state."""

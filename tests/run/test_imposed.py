@@ -1,0 +1,111 @@
+"""A real run's receipts give the same parameters in arithmetic written apart."""
+
+import pathlib
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from ddiloco_jax import config
+from ddiloco_jax.algorithm import fragments
+from ddiloco_jax.launch import syncing, training
+from ddiloco_jax.models import transformer
+from ddiloco_jax.training import checkpoint, step
+from tests.references import imposed
+from tests.support import receipts
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_run_of_four_with_a_kill_equals_its_imposed_reference(tmp_path):
+  run_dir = tmp_path / "run"
+  subprocess.run(
+    [
+      sys.executable,
+      "-m",
+      "ddiloco_jax.cli.local",
+      "--config=configs/tiny.py",
+      "--learners=4",
+      "--kill=1@40%:50%",
+      "--config.sync.num_syncer_steps=150",
+      "--config.run.lr_index=own",
+      "--config.wire.up_format=float32",
+      f"--run_dir={run_dir}",
+    ],
+    cwd=ROOT,
+    check=True,
+  )
+
+  worst, num_merges = compare(run_dir)
+
+  assert num_merges >= 100
+  assert worst < 2e-3
+
+
+def compare(run_dir):
+  """Returns (largest difference over the run's largest movement, merges)."""
+  cfg = config.from_json((run_dir / "config.json").read_text())
+  params = syncing.init_params(cfg)
+  layout = fragments.make_layout(
+    fragments.shapes_of(params),
+    cfg.fragments.kind,
+    cfg.fragments.num_fragments,
+  )
+  paths = {
+    p: [leaf.path for leaf in layout.fragment(p)]
+    for p in range(layout.num_fragments)
+  }
+  plan = receipts.read(run_dir / "tape.jsonl")
+  versions = imposed.impose(
+    params,
+    paths,
+    make_walkers(cfg, params, plan),
+    plan.merges,
+    optax.sgd(cfg.outer.learning_rate, cfg.outer.momentum, cfg.outer.nesterov),
+    {"embedding", "head"},
+  )
+  final = read_final(run_dir)
+  newest = {p: max(n for q, n in versions if q == p) for p in paths}
+  worst = 0.0
+  for p, n in newest.items():
+    for path, want in versions[p, n].items():
+      moved = np.abs(want - params[path]).max()
+      worst = max(worst, np.abs(final[path] - want).max() / moved)
+  return worst, len(plan.merges)
+
+
+def make_walkers(cfg, params, plan):
+  model = transformer.make_model(cfg.model)
+
+  def loss(params, batch):
+    tree = fragments.unflatten(params)
+    nats, (weight, _) = step.sum_loss(model, tree, batch)
+    return nats / weight
+
+  step_fn, init = imposed.make_step(loss, cfg.train)
+  make_batches = training.batches_of(cfg, cfg.sync.num_shards)
+  walkers = {}
+  for who, (shard, first) in plan.positions.items():
+    batches = make_batches(shard)
+    walkers[who] = imposed.Walker(
+      {k: jnp.asarray(x) for k, x in params.items()},
+      step_fn,
+      init,
+      plan.adoptions[who],
+      plan.copies[who],
+      lambda i, batches=batches, first=first: batches(first + i),
+    )
+  return walkers
+
+
+def read_final(run_dir):
+  with checkpoint.Checkpoints(
+    run_dir / "checkpoints", read_only=True
+  ) as saved:
+    tree = saved.restore(saved.latest())["params"]
+  return fragments.flatten(tree)
