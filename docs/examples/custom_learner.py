@@ -17,7 +17,7 @@ import numpy as np
 
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 
-BATCH, RATE = 32, 0.02
+BATCH, RATE = 32, 0.05
 # Theta 0, from which the syncer starts: tree path -> array.
 MODEL = {"linear/bias": np.zeros((), "f4"), "linear/weight": np.zeros(8, "f4")}
 
