@@ -105,7 +105,7 @@ def draw_loss(
   start, end = held_out.get("loss_start"), held_out.get("loss_end")
   if start is not None and end is not None:
     ax.plot(
-      [0, history.end_s],
+      [_start(history), history.end_s],
       [start, end],
       "D",
       color=_INK,
@@ -120,9 +120,10 @@ def draw_loss(
     )
   ax.set_ylabel("nats per token")
   ax.set_xlabel("seconds since the run began")
-  ax.set_xlim(0, _end(history))
+  ax.set_xlim(_start(history), _end(history))
   if ax.get_legend_handles_labels()[0]:
-    ax.legend(ncols=3, fontsize=8)
+    # Above the curves: below, it would hide some of them.
+    ax.legend(ncols=4, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1))
 
 
 def draw_learners(ax: Axes, history: History) -> None:
@@ -163,7 +164,7 @@ def draw_learners(ax: Axes, history: History) -> None:
   ax.set_ylim(len(rows) - 0.4, -0.6)
   ax.grid(axis="y", visible=False)
   ax.set_xlabel("seconds since the run began")
-  ax.set_xlim(0, _end(history))
+  ax.set_xlim(_start(history), _end(history))
 
 
 def draw_contributors(ax: Axes, history: History) -> None:
@@ -188,7 +189,7 @@ def draw_contributors(ax: Axes, history: History) -> None:
   most = max([1, *(m.num_live for m in history.merges)])
   ax.set_ylim(0, most + 0.4)
   ax.yaxis.set_major_locator(MaxNLocator(integer=True))
-  ax.set_xlim(0, _end(history))
+  ax.set_xlim(_start(history), _end(history))
   ax.set_xlabel("seconds since the run began")
   ax.set_ylabel("learners")
   if history.merges:
@@ -297,6 +298,11 @@ def _books(history: History) -> dict[str, float]:
   }
 
 
+def _start(history: History) -> float:
+  """Nothing is to be seen before the first learner was there."""
+  return min((life.start_s for life in history.lives), default=0.0)
+
+
 def _end(history: History) -> float:
   ends = [life.end_s for life in history.lives]
-  return max([1.0, history.end_s, *ends])
+  return max([_start(history) + 1.0, history.end_s, *ends])
