@@ -96,7 +96,7 @@ class TrainState(struct.PyTreeNode):
     params: Nested dict of arrays.
     opt_state: The optimizer's moments, float32.
     schedule_step: Where the learning rate is read, int32; equal to `step`
-      unless a caller overwrites it (with an np.int32).
+      unless a caller overwrites it (a host integer will do).
     moments_age: Steps since the moments were fresh, int32.
   """
 
@@ -184,9 +184,52 @@ def abstract_state(
   )
 
 
+class TrainStep:
+  """The jitted step (state, batch) -> (state, metrics) on a mesh."""
+
+  def __init__(
+    self,
+    function: Callable[[TrainState, Batch], tuple[TrainState, Metrics]],
+    state: TrainState,
+    mesh: Mesh,
+  ):
+    """Jits a function for states with the shardings of an abstract one."""
+    places = meshes.shardings(state, mesh)
+    self._mesh = mesh
+    self._whole = NamedSharding(mesh, PartitionSpec())
+    self._jitted = jax.jit(
+      function,
+      in_shardings=(places, NamedSharding(mesh, meshes.BATCH)),
+      out_shardings=(places, self._whole),
+      donate_argnums=0,
+    )
+
+  def __call__(
+    self, state: TrainState, batch: Batch
+  ) -> tuple[TrainState, Metrics]:
+    """Consumes the state, and takes a step without waiting for it."""
+    return self._jitted(*self._placed(state, batch))
+
+  def lower(self, state: TrainState, batch: Batch) -> jax.stages.Lowered:
+    """Lowers the step for such arguments, e.g. to compile it ahead."""
+    return self._jitted.lower(*self._placed(state, batch))
+
+  def _placed(
+    self, state: TrainState, batch: Batch
+  ) -> tuple[TrainState, Batch]:
+    # To jit a host value has another type than the same one on the mesh: it
+    # would trace and compile the step once more.
+    if not isinstance(state.schedule_step, jax.Array):
+      index = jax.device_put(np.int32(state.schedule_step), self._whole)
+      state = state.replace(schedule_step=index)
+    if not isinstance(batch["inputs"], jax.Array):
+      batch = meshes.place_batch(batch, self._mesh)
+    return state, batch
+
+
 def make_train_step(
   model: transformer.Transformer, cfg: TrainConfig, mesh: Mesh
-) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+) -> TrainStep:
   """Returns the jitted step (state, batch) -> (state, metrics).
 
   The state is donated: use the returned one. The batch may be of host arrays.
@@ -236,13 +279,7 @@ def make_train_step(
     )
     return state, metrics
 
-  places = meshes.shardings(abstract_state(model, cfg, mesh), mesh)
-  return jax.jit(
-    train_step,
-    in_shardings=(places, NamedSharding(mesh, meshes.BATCH)),
-    out_shardings=(places, NamedSharding(mesh, PartitionSpec())),
-    donate_argnums=0,
-  )
+  return TrainStep(train_step, abstract_state(model, cfg, mesh), mesh)
 
 
 def sum_loss(
