@@ -362,8 +362,8 @@ def all_refused(turn: Turn, r: Round) -> None:
     f"were refused ({', '.join(kinds)}): {r.refused[-1].reason}",
   )
   outliers = [refusal for refusal in r.refused if refusal.kind == "outlier"]
-  if not outliers:
-    return
+  if len(outliers) < r.quorum:
+    return  # Fewer than could merge: one hostile learner would own the median.
   per_lr = outliers[-1].per_lr
   seed = tuple(o.scale for o in outliers if o.per_lr == per_lr)
   name = "scales_per_lr" if per_lr else "scales_per_step"

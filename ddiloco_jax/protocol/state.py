@@ -179,8 +179,7 @@ class End:
   missing: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class State(NamedTuple):
   """Everything the protocol decides by.
 
   Attributes:
@@ -199,19 +198,18 @@ class State:
   epoch: int
   starts: tuple[tuple[int, ...], ...]
   fragments: tuple[FragmentState, ...]
+  learners: dict[str, Learner]
+  accounts: dict[str, tuple[Account, ...]]
+  accepted: dict[int, int]
+  syncs: dict[int, Sync]
+  counters: dict[str, int]
   now: float = 0.0
   t: int = 0
   t_due: float = 0.0
   num_reported: int = 0
-  learners: dict[str, Learner] = dataclasses.field(default_factory=dict)
-  accounts: dict[str, tuple[Account, ...]] = dataclasses.field(
-    default_factory=dict
-  )
-  accepted: dict[int, int] = dataclasses.field(default_factory=dict)
   rounds: tuple[Round, ...] = ()
   queue: tuple[Due, ...] = ()
   carried: tuple[Reply, ...] = ()
-  syncs: dict[int, Sync] = dataclasses.field(default_factory=dict)
   step_times: tuple[float, ...] = ()
   step_s: float | None = None
   quorum_s: float | None = None
@@ -228,7 +226,6 @@ class State:
   next_round: int = 1
   next_incarnation: int = 1
   end: End | None = None
-  counters: dict[str, int] = dataclasses.field(default_factory=dict)
   alarms: tuple[str, ...] = ()
 
 
@@ -250,6 +247,11 @@ def initial(rules: Rules, epoch: int = 1) -> State:
     epoch=epoch,
     starts=(zeros,) * epoch,
     fragments=(FragmentState(version=Version(epoch, 0)),) * num,
+    learners={},
+    accounts={},
+    accepted={},
+    syncs={},
+    counters={},
   )
 
 

@@ -5,7 +5,7 @@ live, trains, sets the pace) can never disagree with what they count.
 """
 
 import bisect
-import dataclasses
+import operator
 from typing import Any
 
 from ddiloco_jax.protocol import ledger
@@ -33,7 +33,8 @@ from ddiloco_jax.protocol.state import (
 # So many newest alarms are kept for the status.
 MAX_ALARMS = 8
 
-_FIELDS = tuple(f.name for f in dataclasses.fields(State))
+_FIELDS = State._fields
+_values = operator.attrgetter(*_FIELDS)
 
 
 class Turn:
@@ -76,15 +77,15 @@ class Turn:
   alarms: tuple[str, ...]
 
   def __init__(self, state: State):
-    for name in _FIELDS:
-      setattr(self, name, getattr(state, name))
+    for name, value in zip(_FIELDS, state):
+      setattr(self, name, value)
     self.effects: list[Effect] = []
     self._owned: set[str] = set()
     self.stepped = False  # A learner took a step.
     self.quiet = False  # Nothing that makes a learner eligible changed.
 
   def freeze(self) -> State:
-    return State(**{name: getattr(self, name) for name in _FIELDS})
+    return State._make(_values(self))
 
   def own(self, name: str) -> dict[Any, Any]:
     """A dict field of the state, copied once so that it may be written."""
