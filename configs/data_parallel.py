@@ -5,8 +5,10 @@ Command:  XLA_FLAGS=--xla_force_host_platform_device_count=4 \
           On one device it is the same training: --config.mesh.data=1.
 Hardware: four devices; four forced ones on two CPU cores show that it is right,
           and are slower than one.
-Time:     DPTIME
-Loss:     DPLOSS
+Time:     not measured alone; 1.2 to 2 s a step on one CPU device, beside other
+          work that kept two cores four times over-committed.
+Loss:     nats per byte of held-out text of CPython 3.11, on one device: 2.42
+          after 100 steps, 1.97 after 200, 1.76 after 350. Bigrams: 2.451.
 """
 
 from pathlib import Path
