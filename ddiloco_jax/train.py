@@ -49,7 +49,7 @@ def main() -> int:
     return 0
   process.refuse_owned(config.syncer_owned(config.overridden()))
   link = process.make_link(
-    cfg, _SYNCER.value, _LEARNER_ID.value, _TAKEOVER.value
+    cfg, _SYNCER.value, _LEARNER_ID.value, _TAKEOVER.value, should_stop
   )
   directory = run_dir / "learners" / _LEARNER_ID.value
   reason = training.run_learner(

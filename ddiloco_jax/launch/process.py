@@ -1,7 +1,7 @@
 """What every process of a run does at its edges: signals, logs, exit codes.
 
-An error that a person can act on is
-one line on stderr, any other keeps its traceback.
+An error that a person can act on is one line on stderr, any other keeps its
+traceback.
 """
 
 import logging
@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
-from absl import app
+from absl import app, flags
 
 from ddiloco_jax import config
 from ddiloco_jax.launch.exits import (
@@ -20,10 +20,11 @@ from ddiloco_jax.launch.exits import (
   FENCED,
   IN_USE,
   NO_SYNCER,
+  OK,
   QUORUM_TIMEOUT,
 )
 from ddiloco_jax.learner.client import Client
-from ddiloco_jax.learner.link import Link, LinkConfig, SyncerLost
+from ddiloco_jax.learner.link import Link, LinkConfig, Stopped, SyncerLost
 from ddiloco_jax.protocol import ending
 from ddiloco_jax.syncer.errors import InUse
 from ddiloco_jax.wire.status import ServiceError
@@ -72,7 +73,11 @@ def refuse_owned(names: Sequence[str]) -> None:
 
 
 def make_link(
-  cfg: config.Config, syncer: str, learner: str, takeover: bool
+  cfg: config.Config,
+  syncer: str,
+  learner: str,
+  takeover: bool,
+  should_stop: Callable[[], bool] = lambda: False,
 ) -> Link:
   """The link of one learner process to its syncer over gRPC."""
   return Link(
@@ -84,6 +89,7 @@ def make_link(
       max_solo_s=cfg.run.max_solo_s,
       reconnect_max_s=cfg.wire.reconnect_max_s,
     ),
+    should_stop,
   )
 
 
@@ -93,7 +99,8 @@ def run(main: Callable[[], int], usage: str | None) -> None:
   def call(argv: Sequence[str]) -> None:
     if len(argv) > 1:
       raise app.UsageError(
-        f"{argv[1]!r} is no flag; flags are --name=value (underscores)."
+        f"{argv[1]!r} is no flag; flags are --name=value (underscores).",
+        exitcode=BAD_USAGE,
       )
     logging.basicConfig(
       level=logging.INFO,
@@ -105,7 +112,16 @@ def run(main: Callable[[], int], usage: str | None) -> None:
     sys.exit(_code(main))
 
   sys.modules["__main__"].__doc__ = usage
-  app.run(call)
+  app.run(call, flags_parser=_parse)
+
+
+def _parse(argv: Sequence[str]) -> list[str]:
+  """Flags, with this project's exit code for a bad one; absl's own is 1."""
+  try:
+    return flags.FLAGS(argv)
+  except flags.Error as error:
+    print(f"error: {error}. See --help.", file=sys.stderr, flush=True)
+    sys.exit(BAD_USAGE)
 
 
 def _code(main: Callable[[], int]) -> int:
@@ -116,6 +132,9 @@ def _code(main: Callable[[], int]) -> int:
     message = str(error)
   except InUse as error:
     code, message = IN_USE, str(error)
+  except Stopped as stopped:
+    print(stopped, flush=True)
+    return OK
   except SyncerLost as error:
     code, message = NO_SYNCER, str(error)
   except ServiceError as error:

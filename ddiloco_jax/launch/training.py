@@ -50,6 +50,7 @@ def run_learner(
   cfg, replaced = config.with_shared(cfg, port.run.settings_json)
   if replaced:
     _log.info("the syncer's settings rule for %s", ", ".join(replaced))
+  config.check_vocab(cfg)
   model = _make_trainer(cfg)
   check_layout(port.run.layout, model.params)
   make_batches = batches_of(cfg, port.run.num_shards)
@@ -58,6 +59,7 @@ def run_learner(
     Checkpoints(directory / "checkpoints", cfg.run.max_to_keep) as saved,
     metrics.MetricsWriter(directory / "metrics.jsonl") as records,
   ):
+    records.write({"data_digest": stream.load_corpus(cfg.data).digest})
     latest = saved.latest()
     if restore and latest is not None:
       model.restore_moments(saved, latest)

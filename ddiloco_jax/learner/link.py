@@ -26,6 +26,10 @@ class SyncerLost(Exception):
   """No syncer was reachable for longer than the learner may go on alone."""
 
 
+class Stopped(Exception):
+  """This process was told to stop before it had joined."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LinkConfig:
   """How a link behaves towards its syncer.
@@ -50,6 +54,7 @@ class Link:
     synchronizer: The Syncer object, or a client that mirrors it.
     learner: This learner's id.
     cfg: See LinkConfig.
+    should_stop: Asked while it waits for a syncer to join.
   """
 
   def __init__(
@@ -57,10 +62,12 @@ class Link:
     synchronizer: port.Synchronizer,
     learner: str,
     cfg: LinkConfig | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
   ):
     self._sync = synchronizer
     self._learner = learner
     self._cfg = cfg or LinkConfig()
+    self._should_stop = should_stop
     self._nonce = uuid.uuid4().hex
     self._changed = threading.Condition()
     self._run: port.RunSpec | None = None
@@ -69,6 +76,7 @@ class Link:
     self._stamp = port.Stamp()
     self._bases: dict[int, events.Version] = {}
     self._copies: dict[int, port.Copy] = {}
+    self._earlier: dict[int, port.Copy] = {}
     self._pulls: dict[int, port.PullNotice] = {}
     self._wanted: dict[int, port.PublishedNotice] = {}
     self._ready: dict[int, port.Publication] = {}
@@ -124,6 +132,7 @@ class Link:
     with self._changed:
       self._bases[fragment] = version
       self._copies.pop(fragment, None)
+      self._earlier.pop(fragment, None)
     self._send(
       events.Applied(
         fragment=fragment, version=version, step=step, counts=counts
@@ -142,8 +151,13 @@ class Link:
     return list(dict.fromkeys(pulled + due))
 
   def offer(self, copies: dict[int, port.Copy]) -> None:
+    """Takes this boundary's copies; see the Port.
+
+    The device may still be at the step before it: until a copy is ready, the
+    one of the boundary before answers.
+    """
     with self._changed:
-      self._copies = copies
+      self._earlier, self._copies = self._copies, copies
       self._changed.notify_all()
 
   def report(self, report: events.Reported) -> None:
@@ -298,16 +312,23 @@ class Link:
   def _next_answer(
     self,
   ) -> tuple[port.PullNotice, port.Copy, port.Session] | None:
-    def ready() -> int | None:
-      return next((p for p in self._pulls if p in self._copies), None)
+    def known() -> int | None:
+      offered = self._copies.keys() | self._earlier.keys()
+      return next((p for p in self._pulls if p in offered), None)
 
     with self._changed:
-      self._changed.wait_for(lambda: self._over() or ready() is not None)
+      self._changed.wait_for(lambda: self._over() or known() is not None)
       if self._over():
         return None
-      p = ready()
-      assert p is not None and self._welcome
-      return self._pulls.pop(p), self._copies[p], self._welcome.session
+      p = known()
+      assert p is not None
+      assert self._welcome
+      copy = self._copies.get(p)
+      earlier = None if self._ending else self._earlier.get(p)
+      if copy is None or (earlier and not _is_ready(copy)):
+        copy = earlier
+      assert copy
+      return self._pulls.pop(p), copy, self._welcome.session
 
   def _deliver(self, header: port.ReplyHeader, data: bytearray) -> None:
     """Pushes one reply; a retry is safe, since a reply is named once."""
@@ -420,4 +441,15 @@ class Link:
           )
       if self._left:
         return None
+      if self._welcome is None and self._should_stop():
+        raise Stopped(f"learner {self._learner} was told to stop")
       time.sleep(random.uniform(0.1, self._cfg.reconnect_max_s))
+
+
+def _is_ready(copy: port.Copy) -> bool:
+  """Whether reading a copy would not wait for a device."""
+  return all(
+    array.is_ready()
+    for array in copy.arrays.values()
+    if hasattr(array, "is_ready")
+  )
