@@ -10,6 +10,8 @@ from ddiloco_jax.protocol.rules import Rules
 
 # One fragment, due at every step: the smallest run in which a round opens.
 ONE = Rules(num_fragments=1, cycle_steps=1)
+# One fragment, due at every fourth: all have progress when it opens.
+FOUR = Rules(num_fragments=1, cycle_steps=4)
 
 
 class Hand:
@@ -136,22 +138,35 @@ class Hand:
     )
 
   def cycle(self, names: Sequence[str], dt: float = 1.0) -> None:
-    """A step of each, a merge of whatever is asked, and its adoption."""
+    """A step of each; every pull is answered, merged and adopted at once."""
     self.now += dt
-    asked = []
     for name in names:
-      asked += [e for e in self.report(name) if isinstance(e, events.Pull)]
+      self.report(name)
+    self.serve(names)
+
+  def serve(self, names: Sequence[str]) -> None:
+    """Answers, merges and adopts until nothing is left to do at this time."""
     num_merges = len(self.of(events.Merge))
-    for pull in asked:
-      self.reply(pull.learner, pull)
-    while self.state.rounds and not self.state.rounds[0].merging:
-      at = machine.next_timer(self.state)
-      assert at is not None
-      self.tick(at - self.now)
+    for name in names:
+      while self.state.learners[name].asked:
+        self.reply(name)
+    for r in self.state.rounds:
+      if r.grace_end is not None and not r.merging:
+        self.tick(max(0.0, r.grace_end - self.now))
     if len(self.of(events.Merge)) > num_merges:
       self.merged()
-    for name in names:
-      self.apply(name)
+      for name in names:
+        self.apply(name)
+
+  def until_asked(self, names: Sequence[str]) -> None:
+    """Steps, a second each, until a new round has asked all of these."""
+    for _ in range(20):
+      self.now += 1.0
+      for name in names:
+        self.report(name)
+      if all(self.state.learners[name].asked for name in names):
+        return
+    raise AssertionError(self.waiting_for())
 
   def totals(self, name: str, p: int = 0):
     return status.account_totals(self.state, name, p)

@@ -175,6 +175,15 @@ class Run:
         learner, events.Applied(fragment=p, version=base, step=learner.step)
       )
     self.at(self.now + learner.step_s, self._stepped, learner)
+    self._beat(learner, learner.incarnation)
+
+  def _beat(self, learner: Learner, incarnation: int) -> None:
+    """Who takes no steps still says that it is there."""
+    if not learner.alive or learner.incarnation != incarnation:
+      return
+    if learner.waiting or learner.stopped:
+      self._send(learner, events.Heard())
+    self.at(self.now + self.rules.lease_s / 3, self._beat, learner, incarnation)
 
   def _stepped(self, learner: Learner) -> None:
     if not learner.alive or learner.stopped:
