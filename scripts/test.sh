@@ -22,4 +22,5 @@ export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
 ruff format --check .
 ruff check .
 pyright
-python -m pytest -n 2 -m "$marker" "$@"
+# A file stays with one worker: its runs of real processes are made once.
+python -m pytest -n 2 --dist=loadscope -m "$marker" "$@"

@@ -212,7 +212,7 @@ class Synchronizer(Protocol):
 
   def fetch(
     self, session: Session, fragment: int, n: int, exact: bool
-  ) -> tuple[FragmentHeader, bytes | memoryview]:
+  ) -> tuple[FragmentHeader, bytes | bytearray | memoryview]:
     """A published version whole, its checksum verified; n == 0: newest."""
     ...
 
