@@ -196,12 +196,22 @@ def restore(
   Nobody is live until it is heard again.
 
   Args:
+    rules: May differ from the saved run's, the number of fragments apart.
+    values: What `save` returned.
     epoch: Of the start, later than the saved one; None for the next.
+
+  Raises:
+    ValueError: Another format, another P, or an epoch that is not later.
   """
   initial(rules)  # Refuses rules that contradict each other.
   old = load(rules, values)
   turn = Turn(old)
   turn.epoch = old.epoch + 1 if epoch is None else epoch
+  if turn.epoch <= old.epoch:
+    raise ValueError(
+      f"epoch {turn.epoch} does not come after the saved epoch {old.epoch}: "
+      "every start of a syncer raises it"
+    )
   # Epochs that ended before they saved anything started from the same n.
   start = tuple(f.version.n for f in old.fragments)
   turn.starts = old.starts + (start,) * (turn.epoch - old.epoch)
@@ -211,7 +221,9 @@ def restore(
     turn.put_account(r.key.learner, r.key.fragment, account)
   for learner in old.learners.values():
     turn.put(
-      learner._replace(live=False, training=False, connected=False, asked=())
+      learner._replace(
+        live=False, training=False, connected=False, asked=(), reported_t=-1
+      )
     )
     for p in range(rules.num_fragments):
       turn.settle(learner.learner, p)

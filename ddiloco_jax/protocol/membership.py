@@ -131,6 +131,8 @@ def _admit(
       counts=(ZERO,) * num,
       bases=(None,) * num,
       max_replies=max(1, event.max_replies),
+      # One learner counts once for t to advance, whoever speaks for it.
+      reported_t=-1 if old is None else old.reported_t,
       fenced_nonces=nonces,
     )
   )

@@ -54,7 +54,8 @@ def decode(kind: Any, value: Any) -> Any:
     kinds = _kinds(kind)
     return kind(*(decode(k, v) for k, v in zip(kinds.values(), value)))
   if kind is float:
-    return _WORDS[value] if isinstance(value, str) else float(value)
+    # 2 stays 2 and 2.0 stays 2.0: a digest of the text tells them apart.
+    return _WORDS[value] if isinstance(value, str) else value
   return kind(value) if isinstance(kind, type) else value
 
 

@@ -51,6 +51,7 @@ def reported(turn: Turn, event: events.Reported) -> None:
   turn.put(
     old._replace(
       live=True,
+      connected=True,  # A report comes by the control stream.
       training=training or (old.live and old.training),
       heard_at=turn.now,
       step=max(event.step, old.step),

@@ -84,7 +84,11 @@ class TapeWriter:
   def close(self, state: State) -> None:
     """Ends the tape of this epoch with a digest of the last state."""
     end = {"end": self._num_events, "state": machine.digest(state)}
-    self._file.write(_dump(end) + "\n")
+    with self._file:
+      self._file.write(_dump(end) + "\n")
+
+  def abandon(self) -> None:
+    """Closes the file without an end line, as a killed syncer would."""
     self._file.close()
 
 
