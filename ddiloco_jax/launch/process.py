@@ -116,11 +116,17 @@ def run(main: Callable[[], int], usage: str | None) -> None:
 
 
 def _parse(argv: Sequence[str]) -> list[str]:
-  """Flags, with this project's exit code for a bad one; absl's own is 1."""
+  """Flags, with this project's exit codes; absl's own are 1, for --help too."""
+  if config.FLAG in flags.FLAGS:  # Defined elsewhere, but of every command.
+    flags.FLAGS.register_key_flag_for_module(argv[0], flags.FLAGS[config.FLAG])
+  if "--help" in argv[1:]:
+    app.usage(shorthelp=True, writeto_stdout=True)
+    sys.exit(OK)
   try:
     return flags.FLAGS(argv)
   except flags.Error as error:
-    print(f"error: {error}. See --help.", file=sys.stderr, flush=True)
+    message = str(error).rstrip(".")
+    print(f"error: {message}. See --help.", file=sys.stderr, flush=True)
     sys.exit(BAD_USAGE)
 
 
