@@ -95,7 +95,7 @@ class _Upward(threading.Thread):
   """Hands what a learner says on its control stream to its Control.
 
   Attributes:
-    error: What was wrong with it, if that ended the stream.
+    error: What was wrong, with it or here, if that ended the stream.
   """
 
   def __init__(
@@ -104,7 +104,7 @@ class _Upward(threading.Thread):
     super().__init__(name="learner-messages", daemon=True)
     self._requests = requests
     self._control = control
-    self.error: ServiceError | None = None
+    self.error: BaseException | None = None
 
   def run(self) -> None:
     try:
@@ -118,11 +118,12 @@ class _Upward(threading.Thread):
         self._control.send(message)
         if isinstance(message, events.Left):
           return  # The syncer ends the stream.
-    except ServiceError as error:
-      self.error = error
     except grpc.RpcError:
       pass  # The stream broke: that is what close says.
-    self._control.close()
+    except BaseException as error:
+      self.error = error  # Raised by the thread that answers the call.
+    finally:
+      self._control.close()
 
 
 @contextlib.contextmanager

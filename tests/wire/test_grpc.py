@@ -347,6 +347,21 @@ def test_a_wrong_secret_is_refused_with_its_code():
   assert caught.value.code == "UNAUTHENTICATED"
 
 
+def test_a_fault_of_the_syncer_ends_the_stream_and_is_not_swallowed():
+  store = Store(make_run())
+
+  with serving(store) as (_, client):
+    control = client.join(HELLO)
+    notices = control.notices()
+    next(notices)
+    store.controls[0].said = None  # Whatever is said next finds no place.
+    control.send(events.Heard())
+    with pytest.raises(ServiceError, match="append") as caught:
+      list(notices)
+
+  assert caught.value.code == "INTERNAL"
+
+
 def test_no_syncer_is_unavailable_and_the_next_address_is_tried():
   with serving(Store(make_run())) as (server, _):
     client = Client(("127.0.0.1:1", server.address))
