@@ -14,7 +14,7 @@ import numpy as np
 from ddiloco_jax import config
 from ddiloco_jax.algorithm import fragments
 from ddiloco_jax.data import stream
-from ddiloco_jax.learner.learner import Learner, LearnerConfig
+from ddiloco_jax.learner.learner import Batches, Learner, LearnerConfig
 from ddiloco_jax.models import transformer
 from ddiloco_jax.training import evaluate, mesh, metrics, trainer
 from ddiloco_jax.training.checkpoint import Checkpoints
@@ -54,7 +54,8 @@ def run_learner(
   model = _make_trainer(cfg)
   check_layout(port.run.layout, model.params)
   make_batches = batches_of(cfg, port.run.num_shards)
-  model.warm_up(make_batches(0)(0))  # Compiles before it joins (App. E).
+  if example := make_batches(0)(0):
+    model.warm_up(example)  # Compiles before it joins (App. E).
   with (
     Checkpoints(directory / "checkpoints", cfg.run.max_to_keep) as saved,
     metrics.MetricsWriter(directory / "metrics.jsonl") as records,
@@ -127,9 +128,7 @@ def run_plain(
     return held_out_loss(steps)
 
 
-def batches_of(
-  cfg: config.Config, num_shards: int
-) -> Callable[[int], Callable[[int], Mapping[str, np.ndarray] | None]]:
+def batches_of(cfg: config.Config, num_shards: int) -> Callable[[int], Batches]:
   """Shard -> (position -> batch, or None once the data is used up)."""
 
   def make(shard: int):

@@ -66,10 +66,8 @@ class Trainer(Protocol):
     """Overwrites parameters with copies of the arrays."""
 
 
-class Batches(Protocol):
-  """Batch index -> batch, for one shard; None once the data is used up."""
-
-  def __call__(self, position: int) -> Mapping[str, np.ndarray] | None: ...
+# Batch index -> batch of one shard; None once the data is used up.
+Batches = Callable[[int], Mapping[str, np.ndarray] | None]
 
 
 class Anchor:

@@ -13,12 +13,14 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from ddiloco_jax.algorithm import delta as deltas
 from ddiloco_jax.protocol import events
 from ddiloco_jax.wire import codec, port
 from ddiloco_jax.wire.status import ServiceError
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
@@ -94,9 +96,11 @@ class Link:
   def run(self) -> port.RunSpec:
     """The run's settings; asks the syncer the first time, and waits for it."""
     if self._run is None:
-      self._run = self._retry(
+      run = self._retry(
         self._sync.get_run, self._cfg.connect_timeout_s, "GetRun"
       )
+      assert run is not None, "the link was left before it had a run"
+      self._run = run
     return self._run
 
   def start(self) -> port.Welcomed:
@@ -412,7 +416,9 @@ class Link:
     if control:
       control.send(message)
 
-  def _retry(self, call: Callable, timeout_s: float, what: str):
+  def _retry(
+    self, call: Callable[[], T], timeout_s: float, what: str
+  ) -> T | None:
     """Calls until it works; gives up after a time without a syncer."""
     start = time.monotonic()
     said = 0.0

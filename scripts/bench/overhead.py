@@ -26,8 +26,10 @@ import tempfile
 import time
 
 from ddiloco_jax import config
-from ddiloco_jax.launch import process, training
+from ddiloco_jax.launch import training
+from ddiloco_jax.learner.client import Client
 from ddiloco_jax.learner.learner import Learner, LearnerConfig
+from ddiloco_jax.learner.link import Link
 from ddiloco_jax.models import transformer
 from ddiloco_jax.training import mesh, trainer
 
@@ -35,29 +37,24 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BLOCK_STEPS = 12
 
 
-class Gate:
-  """A Port that can be shut: then the loop runs as if there were no syncer."""
+class Gate(Link):
+  """A link that can be shut: then the loop runs as if there were no syncer."""
 
-  def __init__(self, port):
-    self._port = port
-    self.is_open = True
-
-  def __getattr__(self, name):
-    return getattr(self._port, name)
+  is_open = True
 
   def published(self):
-    return self._port.published() if self.is_open else []
+    return super().published() if self.is_open else []
 
   def due_next(self, step_s):
-    return self._port.due_next(step_s) if self.is_open else []
+    return super().due_next(step_s) if self.is_open else []
 
   def offer(self, copies):
     if self.is_open:
-      self._port.offer(copies)
+      super().offer(copies)
 
   def report(self, report):
     if self.is_open:
-      self._port.report(report)
+      super().report(report)
 
 
 class Blocks:
@@ -136,7 +133,7 @@ def measure(args):
   with tempfile.TemporaryDirectory() as run_dir:
     child, address = start_syncer(cfg, run_dir)
     try:
-      gate = Gate(process.make_link(cfg, address, "0", takeover=False))
+      gate = Gate(Client(address, cfg.wire), "0")
       cfg, _ = config.with_shared(cfg, gate.run.settings_json)
       model = trainer.Trainer(
         transformer.make_model(cfg.model),
@@ -153,17 +150,17 @@ def measure(args):
         blocks.at_boundary,
       )
       learner.train(blocks.is_done)
-      status = gate.run.layout
     finally:
       child.terminate()
       child.wait()
-  return blocks.seconds, sum(
-    status.num_params(p) for p in range(status.num_fragments)
-  )
+  layout = gate.run.layout
+  return blocks.seconds, sum(leaf.num_params for leaf in layout.leaves)
 
 
 def main():
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
   parser.add_argument("--pairs", type=int, default=10)
   parser.add_argument("--batch_size", type=int, default=8)
   parser.add_argument("--seq_len", type=int, default=128)

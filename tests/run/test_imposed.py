@@ -104,8 +104,6 @@ def make_walkers(cfg, params, plan):
 
 
 def read_final(run_dir):
-  with checkpoint.Checkpoints(
-    run_dir / "checkpoints", read_only=True
-  ) as saved:
-    tree = saved.restore(saved.latest())["params"]
+  with checkpoint.Checkpoints(run_dir / "checkpoints", read_only=True) as saved:
+    tree = saved.restore(max(saved.steps()))["params"]
   return fragments.flatten(tree)
