@@ -144,7 +144,8 @@ class Learner:
     positions = dict(welcome.positions)
     batches = {s: self._make_batches(s) for s in positions}
     shards = itertools.cycle(sorted(positions))
-    first = port.stamp().t if run.wait_for_publication else 0
+    follows = run.wait_for_publication or run.max_ahead > 0
+    first = port.stamp().t if follows else 0  # Then t follows own steps.
     step_s, before = 0.0, time.monotonic()
     for step in itertools.count(first):
       self._adopt_published(step)

@@ -327,7 +327,7 @@ class Syncer:
       self._changed.notify_all()
 
   def _stamp(self) -> port.Stamp:
-    return port.Stamp(t=self._state.t, step_s=self._state.step_s)
+    return port.Stamp(t=self._state.t, step_s=self._state.step_s or 0.0)
 
   # --- checks against the state ------------------------------------------------
 
