@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
 import orbax.checkpoint as ocp
+
+from ddiloco_jax.training import named
 
 FORMAT = 1  # Raised whenever an older reader would misread a newer checkpoint.
 _CONTENTS = "contents"  # Our own record: format, and each tree's arrays.
@@ -83,10 +83,10 @@ class Checkpoints:
         f"{(both or [_CONTENTS])[0]!r} is used twice: trees and records share "
         f"their names with the record {_CONTENTS!r}; rename it."
       )
-    dicts = {name: _to_dict(tree) for name, tree in trees.items()}
+    dicts = {name: named.to_dict(tree) for name, tree in trees.items()}
     records[_CONTENTS] = {
       "format": FORMAT,
-      "trees": {name: _leaves(tree) for name, tree in dicts.items()},
+      "trees": {name: named.describe(tree) for name, tree in dicts.items()},
       "records": sorted(records),
     }
     items = {
@@ -111,9 +111,9 @@ class Checkpoints:
 
   def steps(self) -> list[int]:
     """All complete steps, oldest first."""
-    if not self.directory.is_dir():
-      return []
     with self._raising("list the steps"):
+      if not self.directory.is_dir():
+        return []
       return sorted(ocp.utils.checkpoint_steps(self.directory))
 
   def restore(
@@ -135,9 +135,11 @@ class Checkpoints:
     """
     saved = self._contents(step)["trees"]
     if like is None:
-      targets = {name: _numpy_like(leaves) for name, leaves in saved.items()}
+      targets = {
+        name: named.numpy_like(leaves) for name, leaves in saved.items()
+      }
     else:
-      targets = {name: _to_dict(tree) for name, tree in like.items()}
+      targets = {name: named.to_dict(tree) for name, tree in like.items()}
       for name, target in targets.items():
         _check_same(f"step {step} in {self.directory}", name, saved, target)
     found = self._read(
@@ -151,7 +153,7 @@ class Checkpoints:
     found = {name: found.get(name, {}) for name in targets}
     if like is None:
       return found
-    return {name: _from_dict(found[name], like[name]) for name in like}
+    return {name: named.from_dict(found[name], like[name]) for name in like}
 
   def records(self, step: int) -> dict[str, Any]:
     """Reads the records of a step.
@@ -201,6 +203,11 @@ class Checkpoints:
           create=not self._read_only,
           read_only=self._read_only,
           cleanup_tmp_directories=not self._read_only,
+          # In the background, a directory that cannot be made is noticed only
+          # when the threads that wait for it time out, after ten minutes.
+          async_options=ocp.AsyncOptions(
+            create_directories_asynchronously=False
+          ),
         ),
       )
     return self._manager
@@ -243,66 +250,6 @@ class Checkpoints:
       ) from error
 
 
-def _to_dict(tree: Any) -> dict[str, Any]:
-  """Nested dicts with the same arrays; nodes without arrays vanish."""
-  root: dict[str, Any] = {}
-  for key_path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-    if not key_path:
-      raise ValueError(
-        f"a checkpoint's tree is a bare {type(leaf).__name__}: give it a name, "
-        'like {"value": array}.'
-      )
-    *parents, last = map(_key, key_path)
-    node = root
-    for key in parents:
-      node = node.setdefault(key, {})
-    assert last not in node, f"two arrays at {key_path}"
-    node[last] = leaf
-  return root
-
-
-def _from_dict(found: dict[str, Any], like: Any) -> Any:
-  paths, structure = jax.tree_util.tree_flatten_with_path(like)
-  leaves = []
-  for key_path, _ in paths:
-    node: Any = found
-    for key in map(_key, key_path):
-      node = node[key]
-    leaves.append(node)
-  return jax.tree_util.tree_unflatten(structure, leaves)
-
-
-def _key(entry: Any) -> str:
-  """The name of one step down a tree: a dict key, a field or an index."""
-  for field in ("key", "name", "idx"):
-    if hasattr(entry, field):
-      return str(getattr(entry, field))
-  raise ValueError(f"a checkpoint cannot name the tree key {entry!r}.")
-
-
-def _leaves(tree: dict[str, Any]) -> dict[str, list[Any]]:
-  """Path -> [dtype, shape]."""
-  return {
-    "/".join(map(_key, key_path)): [
-      np.dtype(leaf.dtype).name,
-      list(leaf.shape),
-    ]
-    for key_path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
-  }
-
-
-def _numpy_like(leaves: dict[str, list[Any]]) -> dict[str, Any]:
-  """Nested dicts of numpy arrays that take no memory."""
-  root: dict[str, Any] = {}
-  for path, (dtype, shape) in leaves.items():
-    *parents, last = path.split("/")
-    node = root
-    for key in parents:
-      node = node.setdefault(key, {})
-    node[last] = np.broadcast_to(np.zeros((), np.dtype(dtype)), shape)
-  return root
-
-
 def _check_same(
   where: str, name: str, saved: dict[str, Any], target: dict[str, Any]
 ) -> None:
@@ -310,19 +257,14 @@ def _check_same(
     raise ValueError(
       f"{where} holds no tree {name!r}: it holds {sorted(saved)}."
     )
-  ours, theirs = _leaves(target), saved[name]
-  for path in sorted({*ours, *theirs}):
-    if ours.get(path) != theirs.get(path):
-      raise ValueError(
-        f"tree {name!r} of {where} does not fit: it has "
-        f"{_describe(theirs.get(path))} at {path}, where "
-        f"{_describe(ours.get(path))} is wanted; restore into the "
-        "configuration that it was saved with."
-      )
-
-
-def _describe(leaf: list[Any] | None) -> str:
-  return f"{leaf[0]} {tuple(leaf[1])}" if leaf else "nothing"
+  differing = named.difference(named.describe(target), saved[name])
+  if differing:
+    path, wanted, has = differing
+    raise ValueError(
+      f"tree {name!r} of {where} does not fit: it has {has} at {path}, where "
+      f"{wanted} is wanted; restore into the configuration that it was saved "
+      "with."
+    )
 
 
 def _strict(name: str, record: Any) -> Any:
