@@ -5,7 +5,7 @@
 
 import dataclasses
 
-from ddiloco_jax.protocol import events, ledger, replies, rounds
+from ddiloco_jax.protocol import events, ledger, members, replies, rounds
 from ddiloco_jax.protocol.events import Outcome, Receiver
 from ddiloco_jax.protocol.state import Due, End, Learner, State
 from ddiloco_jax.protocol.turn import Turn
@@ -145,19 +145,19 @@ def _is_flush_waiting(turn: Turn, p: int) -> bool:
   """Opens the flush round of p if it can; False once p needs no more of it."""
   if turn.round_of(p) is not None or _is_answering(turn):
     return True
-  if rounds.is_carried_under_way(turn, p):
+  if members.is_carried_under_way(turn, p):
     return True
-  members = [
+  able = [
     learner
     for learner in turn.learners.values()
     if learner.live
     and learner.connected
-    and rounds.has_progress(turn, learner, p)
+    and members.has_progress(turn, learner, p)
   ]
-  free = [m for m in members if rounds.is_free(turn, m, p)]
+  free = [m for m in able if members.is_free(turn, m, p)]
   num = len(free) + sum(c.key.fragment == p for c in turn.carried)
   if not num:
-    return bool(members)
+    return bool(able)
   rounds.open_round(
     turn, Due(p, turn.t), free, min(turn.rules.quorum, num), flush=True
   )

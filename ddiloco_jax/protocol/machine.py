@@ -10,7 +10,7 @@ The theory, top to bottom (arXiv 2604.21428, Sec. 3; Eq. 3; App. E):
 4. K replies make a quorum; the grace window lets the others in; then all are
    merged into the next version. (`replies.replied`, `rounds.progress`)
 5. The version is published to everybody and adopted at a step boundary, which
-   starts a new span of counts. (`rounds.merged`, `rounds.applied`)
+   starts a new span of counts. (`publishing.merged`, `publishing.applied`)
 6. Who is silent, gone or late changes who is asked, never whether the others
    go on. (`membership`)
 7. At the end every fragment is flushed once, published exactly, and
@@ -27,12 +27,15 @@ from typing import Any
 from ddiloco_jax.protocol import (
   ending,
   events,
+  joining,
   ledger,
   membership,
+  publishing,
   replies,
   rounds,
   saved,
   schedule,
+  uploads,
 )
 from ddiloco_jax.protocol.events import Effect, Event
 from ddiloco_jax.protocol.rules import Rules
@@ -67,7 +70,7 @@ def step(state: State, event: Event) -> tuple[State, tuple[Effect, ...]]:
     _after_the_end(turn, event)
     return turn.freeze(), tuple(turn.effects)
   membership.scan(turn)
-  replies.expire_carried(turn)
+  uploads.expire_carried(turn)
   _consume(turn, event)
   schedule.advance(turn)
   ending.check(turn)
@@ -84,27 +87,27 @@ def _consume(turn: Turn, event: Event) -> None:
     case events.Reported():
       schedule.reported(turn, event)
     case events.Applied():
-      rounds.applied(turn, event)
+      publishing.applied(turn, event)
       ending.acknowledge(turn, event)
     case events.Replied():
       replies.replied(turn, event)
     case events.Pushing():
-      replies.pushing(turn, event)
+      uploads.pushing(turn, event)
     case events.Merged():
-      rounds.merged(turn, event)
+      publishing.merged(turn, event)
     case events.Heard():
       learner = turn.speaker(event)
       if learner is not None:
         turn.quiet = learner.live
         membership.hear(turn, learner)
     case events.Joined():
-      membership.join(turn, event)
+      joining.join(turn, event)
     case events.Disconnected():
       membership.disconnect(turn, event)
     case events.Left():
       membership.leave(turn, event)
     case events.PushBroken():
-      replies.push_broken(turn, event)
+      uploads.push_broken(turn, event)
     case events.StopRequested():
       ending.stop_requested(turn, event)
     case _:
@@ -124,7 +127,7 @@ def _is_idle(turn: Turn, before: State) -> bool:
 
 def _after_the_end(turn: Turn, event: Event) -> None:
   if isinstance(event, events.Joined):
-    membership.join(turn, event)
+    joining.join(turn, event)
   elif isinstance(event, events.Replied):
     turn.count("late")
     turn.emit(

@@ -1,22 +1,13 @@
-"""Replies: which are taken, refused, late, carried, or seen before.
+"""Replies: taken, refused, late, carried, or seen before.
 
-A reply is named by (learner, incarnation, fragment, round, attempt) and
+A reply is named by (learner, incarnation, fragment, round, attempt) and is
 resolved once. (arXiv 2604.21428, Sec. 3.1 and 3.2.)
 """
 
-import math
-
-from ddiloco_jax.protocol import events, ledger, membership, quorum
+from ddiloco_jax.protocol import events, guards, ledger, membership, quorum
 from ddiloco_jax.protocol.events import Outcome, ReplyKey
 from ddiloco_jax.protocol.ledger import Answer
-from ddiloco_jax.protocol.state import (
-  Asked,
-  FragmentState,
-  Learner,
-  Refusal,
-  Reply,
-  Round,
-)
+from ddiloco_jax.protocol.state import Asked, Learner, Refusal, Reply, Round
 from ddiloco_jax.protocol.turn import Turn
 
 
@@ -115,7 +106,7 @@ def _decide(
     fresh = r._replace(waiting=waiting)
     turn.put_round(r, fresh)
     r = fresh
-  fault = _fault(turn, event)
+  fault = guards.fault_of(turn, event)
   if fault is not None:
     kind, reason = fault
     _refuse(turn, event, key, kind, reason, r)
@@ -152,70 +143,6 @@ def _decide(
     _enter(turn, r, reply)
   else:
     turn.carried = (*turn.carried, reply)
-
-
-def _fault(turn: Turn, event: events.Replied) -> tuple[str, str] | None:
-  """Why a reply may not be merged: (kind, sentence), or None."""
-  p, base = event.fragment, event.base
-  newest = turn.fragments[p].version
-  account = turn.account(event.learner, p)
-  if not math.isfinite(event.norm):
-    return "not_finite", (
-      f"the delta of fragment {p} has a norm of {event.norm}: an element is "
-      "not finite; look for a diverged inner optimizer"
-    )
-  if not membership.is_valid_base(turn, p, base):
-    return "rolled_back", (
-      f"base {base.n} of epoch {base.epoch} is no version of fragment {p} "
-      f"(the newest is {newest.n} of epoch {newest.epoch}); take the newest"
-    )
-  if base.n < account.merged_n:
-    return "base_merged", (
-      f"base {base.n} is older than version {account.merged_n}, into which "
-      f"{event.learner} was merged already; take the newest"
-    )
-  own = turn.learners[event.learner].bases[p]
-  if ledger.find(account, event.incarnation, base) is None and (
-    own is not None and base.n < own.n
-  ):
-    return "base_replaced", (
-      f"{event.learner} adopted version {own.n} of fragment {p} before it was "
-      f"asked, and answers from {base.n}; drop the copy at an adoption"
-    )
-  return _fault_of_age(turn, event.base, p) or _fault_of_norm(turn, event)
-
-
-def _fault_of_age(
-  turn: Turn, base: events.Version, p: int
-) -> tuple[str, str] | None:
-  rules, newest = turn.rules, turn.fragments[p].version
-  staleness = newest.n - base.n
-  if staleness > rules.max_staleness:
-    return "stale", (
-      f"base {base.n} is {staleness} versions behind {newest.n} and the cap is "
-      f"{rules.max_staleness}: its link is too slow; take the global fragment"
-    )
-  if staleness and rules.stale == "reject":
-    return "stale", (
-      f"base {base.n} is {staleness} versions behind {newest.n} and "
-      "stale='reject'; take the global fragment"
-    )
-  return None
-
-
-def _fault_of_norm(turn: Turn, event: events.Replied) -> tuple[str, str] | None:
-  value, per_lr = quorum.scale(event.norm, event.counts, event.lr_sum)
-  fragment = turn.fragments[event.fragment]
-  known = fragment.scales_per_lr if per_lr else fragment.scales_per_step
-  if len(known) < quorum.MIN_ACCEPTED:
-    return None
-  bound = quorum.outlier_of(value, known, turn.rules.outlier_factor)
-  return None if bound is None else ("outlier", _outlier(value, per_lr, bound))
-
-
-def _outlier(value: float, per_lr: bool, bound: float) -> str:
-  unit = "unit of learning rate" if per_lr else "step"
-  return f"its norm per {unit} is {value:.4g}, beyond the bound {bound:.4g}"
 
 
 def _refuse(
@@ -297,7 +224,7 @@ def take_carried(turn: Turn, fragment: int) -> None:
     return
   turn.carried = tuple(c for c in turn.carried if c.key.fragment != fragment)
   for reply in mine:
-    fault = _fault_of_age(turn, reply.base, fragment)
+    fault = guards.fault_of_age(turn, reply.base, fragment)
     merged_n = turn.account(reply.key.learner, fragment).merged_n
     if fault is None and reply.base.n < merged_n:
       fault = "base_merged", f"{reply.base.n} is older than {merged_n}"
@@ -322,138 +249,23 @@ def drop(turn: Turn, reply: Reply, book: str, reason: str) -> None:
   turn.emit(events.Free(key=reply.key, reason=reason))
 
 
-def judge_together(turn: Turn, r: Round) -> tuple[Reply, ...]:
-  """The replies of a round that its others do not show to be outliers.
+def refuse_outliers(turn: Turn, r: Round) -> Round:
+  """Takes out of a round what its other replies show to be outliers.
 
-  Only while too few were accepted for a running median; a hostile first reply
-  then does not own it.
+  The quorum may be lost by it; the round then goes on collecting.
   """
-  fragment = turn.fragments[r.fragment]
-  kept = []
-  for reply in r.replies:
-    known = fragment.scales_per_lr if reply.per_lr else fragment.scales_per_step
-    others = [
-      other.scale
-      for other in r.replies
-      if other is not reply and other.per_lr == reply.per_lr
-    ]
-    bound = None
-    if len(known) < quorum.MIN_ACCEPTED:
-      bound = quorum.outlier_of(reply.scale, others, turn.rules.outlier_factor)
-    if bound is None:
-      kept.append(reply)
-      continue
-    reason = _outlier(reply.scale, reply.per_lr, bound)
+  for reply, reason in guards.outliers(turn, r):
     turn.count("refused/outlier")
     drop(turn, reply, ledger.refused_book("outlier"), f"outlier: {reason}")
     refusal = Refusal(reply.key, "outlier", reason, reply.scale, reply.per_lr)
-    now = turn.round_of(r.fragment)
-    assert now is not None
-    turn.put_round(now, now._replace(refused=(*now.refused, refusal)))
-  return tuple(kept)
-
-
-def all_refused(turn: Turn, r: Round) -> None:
-  """Every reply of a round was refused: an alarm, and never a standstill."""
-  kinds = sorted({refusal.kind for refusal in r.refused})
-  turn.alarm(
-    "all_refused",
-    f"round {r.round} of fragment {r.fragment}: all {len(r.refused)} replies "
-    f"were refused ({', '.join(kinds)}): {r.refused[-1].reason}",
-  )
-  outliers = [refusal for refusal in r.refused if refusal.kind == "outlier"]
-  if len(outliers) < r.quorum:
-    return  # Fewer than could merge: one hostile learner would own the median.
-  per_lr = outliers[-1].per_lr
-  seed = tuple(o.scale for o in outliers if o.per_lr == per_lr)
-  name = "scales_per_lr" if per_lr else "scales_per_step"
-  fragment = turn.fragments[r.fragment]
-  turn.put_fragment(r.fragment, fragment._replace(**{name: seed}))
-
-
-def remember_scales(
-  fragment: FragmentState, merged: tuple[Reply, ...]
-) -> FragmentState:
-  """Feeds the running medians with the norms that were merged."""
-  rows = {True: fragment.scales_per_lr, False: fragment.scales_per_step}
-  for reply in merged:
-    if reply.weight > 0:
-      rows[reply.per_lr] = (*rows[reply.per_lr], reply.scale)
-  most = quorum.MAX_ACCEPTED
-  return fragment._replace(
-    scales_per_lr=rows[True][-most:],
-    scales_per_step=rows[False][-most:],
-  )
-
-
-def pushing(turn: Turn, event: events.Pushing) -> None:
-  """Bytes of a reply arrived: a round waits longer for it."""
-  learner = turn.speaker(event)
-  if learner is None:
-    turn.count("fenced")
-    return
-  learner = membership.hear(turn, learner)
-  for asked in learner.asked:
-    if asked[:3] != (event.fragment, event.round, event.attempt):
-      continue
-    if asked.moved_at is not None and event.num_bytes <= asked.num_bytes:
-      return
-    fresh = asked._replace(moved_at=turn.now, num_bytes=event.num_bytes)
-    _put_asked(turn, learner, asked, fresh)
-    if asked.carried:
-      watch_carried(turn, fresh)
-      return
-    r = turn.round_of(event.fragment)
-    if r is not None and not r.merging and r.round == event.round:
-      deadline = max(r.deadline, turn.now + turn.deadline_s())
-      turn.put_round(r, r._replace(deadline=deadline))
-
-
-def push_broken(turn: Turn, event: events.PushBroken) -> None:
-  """An upload ended early; a carried one that does not resume is over."""
-  learner = turn.speaker(event)
-  if learner is None:
-    return
-  turn.count("push_broken")
-  learner = membership.hear(turn, learner)
-  for asked in learner.asked:
-    if asked[:3] == (event.fragment, event.round, event.attempt):
-      fresh = asked
-      if not asked.carried:
-        fresh = asked._replace(moved_at=None, num_bytes=0)
-      _put_asked(turn, learner, asked, fresh)
-
-
-def _put_asked(
-  turn: Turn, learner: Learner, old: Asked, new: Asked | None
-) -> None:
-  asked = tuple(
-    kept
-    for kept in (new if a is old else a for a in learner.asked)
-    if kept is not None
-  )
-  turn.put(learner._replace(asked=asked))
-
-
-def watch_carried(turn: Turn, asked: Asked) -> None:
-  """Looks at a carried upload again when it would have stalled."""
-  at = (asked.moved_at or turn.now) + turn.deadline_s()
-  if turn.carried_check_at is None or at < turn.carried_check_at:
-    turn.carried_check_at = at
-
-
-def expire_carried(turn: Turn) -> None:
-  """Stops waiting for carried uploads whose bytes no longer move."""
-  if turn.carried_check_at is None or turn.now < turn.carried_check_at:
-    return
-  turn.carried_check_at = None
-  for learner in tuple(turn.learners.values()):
-    for asked in learner.asked:
-      if not asked.carried:
-        continue
-      if turn.now - (asked.moved_at or 0.0) < turn.deadline_s():
-        watch_carried(turn, asked)
-        continue
-      turn.count("carry_expired")
-      _put_asked(turn, turn.learners[learner.learner], asked, None)
-      turn.settle(learner.learner, asked.fragment)
+    fresh = r._replace(
+      replies=tuple(kept for kept in r.replies if kept is not reply),
+      refused=(*r.refused, refusal),
+    )
+    turn.put_round(r, fresh)
+    r = fresh
+  if len(r.replies) < r.quorum or not any(x.weight > 0 for x in r.replies):
+    fresh = r._replace(quorum_at=None, grace_end=None)
+    turn.put_round(r, fresh)
+    r = fresh
+  return r

@@ -6,9 +6,9 @@ figures.)
 
 import dataclasses
 
-from ddiloco_jax.protocol import ending, ledger, rounds, schedule
+from ddiloco_jax.protocol import ending, ledger, members, schedule
 from ddiloco_jax.protocol.events import Counts, Outcome, Version
-from ddiloco_jax.protocol.state import Learner, State
+from ddiloco_jax.protocol.state import Learner, Round, State
 from ddiloco_jax.protocol.turn import Turn
 
 
@@ -186,7 +186,7 @@ def _waiting_for_slot(state: State, now: float) -> str:
         f"{due.not_before - now:.1f} s (attempt {due.attempt})"
       )
     able = _eligible(state, due.fragment)
-    if len(able) < k and rounds.find_round(state, due.fragment) is None:
+    if len(able) < k and members.find_round(state, due.fragment) is None:
       return (
         f"fragment {due.fragment} is due and waits for "
         f"{_more(k - len(able), 'eligible learner')}: quorum {k}, {len(able)} "
@@ -287,7 +287,7 @@ def _eligible(state: State, fragment: int) -> list[str]:
   return [
     learner.learner
     for learner in state.learners.values()
-    if rounds.is_member(turn, learner, fragment)
+    if members.is_member(turn, learner, fragment)
   ]
 
 
@@ -331,7 +331,7 @@ def _note(state: State, learner: Learner, now: float) -> str:
   return ""
 
 
-def _round_phase(r: rounds.Round) -> str:
+def _round_phase(r: Round) -> str:
   if r.merging:
     return "merging"
   return "collecting" if r.quorum_at is None else "grace"

@@ -98,12 +98,12 @@ def test_a_version_that_was_never_published_cannot_be_applied(hand):
 def test_a_hello_needs_a_name_and_bases_of_this_run(hand):
   with pytest.raises(ValueError, match="may be empty"):
     check(hand.state, events.Joined(learner="", nonce="n"))
+  few = events.Joined(learner="L1", nonce="n", bases=(Version(1, 0),))
   with pytest.raises(ValueError, match="1 bases for 2"):
-    bases = (Version(1, 0),)
-    check(hand.state, events.Joined(learner="L1", nonce="n", bases=bases))
+    check(hand.state, few)
+  later = events.Joined(learner="L1", nonce="n", bases=(Version(9, 0),) * 2)
   with pytest.raises(ValueError, match="epoch 9"):
-    bases = (Version(9, 0),) * 2
-    check(hand.state, events.Joined(learner="L1", nonce="n", bases=bases))
+    check(hand.state, later)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from ddiloco_jax.protocol import events, machine, rounds, status
+from ddiloco_jax.protocol import events, machine, members, status
 from ddiloco_jax.protocol.events import Counts, Outcome, Version
 from ddiloco_jax.protocol.rules import Rules
 from ddiloco_jax.protocol.turn import Turn
@@ -111,16 +111,16 @@ class AnyOrder(RuleBasedStateMachine):
         self.freed.add(effect.key)
 
   def _note_merge(self, merge):
-    r = rounds.find_round(self.state, merge.fragment)
+    r = members.find_round(self.state, merge.fragment)
     assert r is not None
-    members = {tuple(m) for m in r.members}
+    asked = {tuple(m) for m in r.members}
     for key, weight in merge.inputs:
       assert key in self.resolved
       assert key not in self.merged_keys | self.freed
       assert weight >= 0
       assert math.isfinite(weight)
       if self.resolved[key] is Outcome.ACCEPTED:
-        assert (key.learner, key.incarnation) in members
+        assert (key.learner, key.incarnation) in asked
       self.merged_keys.add(key)
     if not r.flush and not self.rules.wait_for_publication:
       assert len(merge.inputs) >= self.rules.quorum
@@ -458,7 +458,7 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 AnyOrder.TestCase.settings = settings(
-  max_examples=150, stateful_step_count=60, deadline=None
+  max_examples=80, stateful_step_count=50, deadline=None
 )
 test_laws_hold_in_any_order = AnyOrder.TestCase
 

@@ -1,0 +1,237 @@
+"""How a process is admitted, refused, or recognised as one that reconnects.
+
+A nonce names a process; another nonce of the same id fences the old process.
+(arXiv 2604.21428, App. E.)
+"""
+
+from ddiloco_jax.protocol import events, ledger, membership
+from ddiloco_jax.protocol.events import ZERO, Outcome, Version
+from ddiloco_jax.protocol.state import Learner
+from ddiloco_jax.protocol.turn import Turn
+
+
+def join(turn: Turn, event: events.Joined) -> None:
+  """Admits a process, or says why not."""
+  refusal = _refusal(turn, event)
+  if refusal is not None:
+    code, reason = refusal
+    turn.count("rejected")
+    turn.emit(
+      events.Reject(
+        learner=event.learner, nonce=event.nonce, code=code, reason=reason
+      )
+    )
+    return
+  old = turn.learners.get(event.learner)
+  if old is not None and old.nonce == event.nonce and not old.gone:
+    _reconnect(turn, event, old)
+    return
+  shard = _shard(turn, event.learner)
+  if shard is None:
+    turn.count("rejected")
+    turn.emit(
+      events.Reject(
+        learner=event.learner,
+        nonce=event.nonce,
+        code="RESOURCE_EXHAUSTED",
+        reason=(
+          f"all {turn.rules.num_shards} data shards are held by live "
+          "learners; raise num_shards at the syncer, or stop a learner"
+        ),
+      )
+    )
+    return
+  _admit(turn, event, old, shard)
+
+
+def _refusal(turn: Turn, event: events.Joined) -> tuple[str, str] | None:
+  old = turn.learners.get(event.learner)
+  same = old is not None and old.nonce == event.nonce and not old.gone
+  if turn.end is not None and (turn.end.finished or not same):
+    word = "has finished" if turn.end.finished else "is ending"
+    return "FAILED_PRECONDITION", (
+      f"the run {word}: {turn.end.reason}; start a new run, or extend this "
+      "one and start its syncer with --restore"
+    )
+  if old is not None and event.nonce in old.fenced_nonces:
+    return "ABORTED", (
+      f"this process of {event.learner!r} was fenced: incarnation "
+      f"{old.incarnation} has taken its place; it does not join again"
+    )
+  if old is not None and not same and old.live and old.connected:
+    if not event.takeover:
+      return "FAILED_PRECONDITION", (
+        f"learner id {event.learner!r} is live as incarnation "
+        f"{old.incarnation} with an open stream; choose another --learner_id, "
+        "or membership.fence it with --takeover"
+      )
+  elif old is None or not old.live:
+    most = turn.rules.max_learners
+    if turn.num_live >= most:
+      return "RESOURCE_EXHAUSTED", (
+        f"{turn.num_live} learners are live and max_learners is {most}; "
+        "raise max_learners at the syncer"
+      )
+  return None
+
+
+def _shard(turn: Turn, learner: str) -> int | None:
+  """The shard it had, else the lowest that no live learner holds."""
+  old = turn.learners.get(learner)
+  held = {
+    other.shard
+    for other in turn.learners.values()
+    if other.live and other.learner != learner
+  }
+  if old is not None and old.shard >= 0 and old.shard not in held:
+    return old.shard
+  for shard in range(turn.rules.num_shards):
+    if shard not in held:
+      return shard
+  return None
+
+
+def _admit(
+  turn: Turn, event: events.Joined, old: Learner | None, shard: int
+) -> None:
+  nonces: tuple[str, ...] = ()
+  if old is not None:
+    nonces = (*old.fenced_nonces[-3:], old.nonce)
+    membership.fence(turn, old, f"a new process of {event.learner} joined")
+  for other in tuple(turn.learners.values()):
+    if other.shard == shard and other.learner != event.learner:
+      membership.fence(
+        turn, other, f"{event.learner} took over its data shard {shard}"
+      )
+      turn.put(turn.learners[other.learner]._replace(shard=-1))
+  num = turn.rules.num_fragments
+  incarnation = turn.next_incarnation
+  turn.next_incarnation += 1
+  learner = turn.put(
+    Learner(
+      learner=event.learner,
+      nonce=event.nonce,
+      incarnation=incarnation,
+      shard=shard,
+      joined_at=turn.now,
+      heard_at=turn.now,
+      step=turn.t if _is_cumulative(turn) else 0,
+      counts=(ZERO,) * num,
+      bases=(None,) * num,
+      max_replies=max(1, event.max_replies),
+      # One learner counts once for t to advance, whoever speaks for it.
+      reported_t=-1 if old is None else old.reported_t,
+      fenced_nonces=nonces,
+    )
+  )
+  if event.learner not in turn.accounts:
+    turn.own("accounts")[event.learner] = (ledger.Account(),) * num
+  turn.has_joined = True
+  membership.wake_scan(turn, turn.now + turn.rules.lease_s)
+  _welcome(turn, learner, reconnect=False)
+  _restate_bases(turn, learner, event.bases)
+
+
+def _reconnect(turn: Turn, event: events.Joined, old: Learner) -> None:
+  learner = turn.put(
+    old._replace(
+      connected=True,
+      live=True,
+      heard_at=turn.now,
+      max_replies=max(1, event.max_replies),
+    )
+  )
+  turn.has_joined = True
+  membership.wake_scan(turn, turn.now + turn.rules.lease_s)
+  _welcome(turn, learner, reconnect=True)
+  _restate_bases(turn, learner, event.bases)
+  learner = turn.learners[event.learner]
+  for asked in learner.asked:
+    if asked.moved_at is None:
+      turn.emit(
+        events.Pull(
+          learner=learner.learner,
+          incarnation=learner.incarnation,
+          fragment=asked.fragment,
+          round=asked.round,
+          attempt=asked.attempt,
+          reason=f"round {asked.round} still waits for {learner.learner}",
+        )
+      )
+  if turn.end is None:
+    return
+  turn.emit(events.Ending(reason=turn.end.reason))
+  if turn.end.exact:
+    receiver = events.Receiver(
+      learner.learner, learner.incarnation, Outcome.NOT_ASKED
+    )
+    for p in range(turn.rules.num_fragments):
+      if p not in learner.exact:
+        turn.publish_to(receiver, p, f"the last version of fragment {p}")
+
+
+def _welcome(turn: Turn, learner: Learner, *, reconnect: bool) -> None:
+  starts = turn.starts[-1]
+  clocks = tuple(
+    events.FragmentClock(
+      version=fragment.version,
+      n0=n0,
+      merged_n=account.merged_n,
+      merged_round=account.merged_round,
+      merged_attempt=account.merged_attempt,
+    )
+    for fragment, n0, account in zip(
+      turn.fragments, starts, turn.accounts[learner.learner]
+    )
+  )
+  shard = learner.shard
+  word = "reconnects" if reconnect else "joins"
+  turn.emit(
+    events.Welcome(
+      learner=learner.learner,
+      nonce=learner.nonce,
+      incarnation=learner.incarnation,
+      reconnect=reconnect,
+      clocks=clocks,
+      positions=(events.Position(shard, turn.accepted.get(shard, 0)),),
+      t=turn.t,
+      reason=(
+        f"{learner.learner} {word} as incarnation {learner.incarnation} with "
+        f"data shard {shard}; {turn.num_live} live"
+      ),
+    )
+  )
+
+
+def _restate_bases(
+  turn: Turn, learner: Learner, bases: tuple[Version, ...]
+) -> None:
+  """Takes over the bases that a joining process says it trains from."""
+  for p, base in enumerate(bases[: turn.rules.num_fragments]):
+    if not membership.is_valid_base(turn, p, base):
+      turn.publish_to(
+        events.Receiver(
+          learner.learner, learner.incarnation, Outcome.NOT_ASKED
+        ),
+        p,
+        f"version {base.n} of epoch {base.epoch} of fragment {p} was rolled "
+        "back; take the newest",
+      )
+    elif learner.bases[p] != base:
+      membership.adopt(turn, turn.learners[learner.learner], p, base, ZERO)
+    if (
+      membership.is_valid_base(turn, p, base)
+      and base.n < turn.fragments[p].version.n
+    ):
+      turn.publish_to(
+        events.Receiver(
+          learner.learner, learner.incarnation, Outcome.NOT_ASKED
+        ),
+        p,
+        f"fragment {p} is at version {turn.fragments[p].version.n} and "
+        f"{learner.learner} at {base.n}",
+      )
+
+
+def _is_cumulative(turn: Turn) -> bool:
+  return turn.rules.wait_for_publication or turn.rules.max_ahead > 0
