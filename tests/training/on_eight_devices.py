@@ -22,7 +22,7 @@ from ddiloco_jax.training.step import (
 TINY = ModelConfig(
   vocab_size=16,
   embed_dim=16,
-  num_layers=2,
+  num_layers=1,
   num_heads=4,
   num_kv_heads=2,
   head_dim=4,
@@ -48,12 +48,12 @@ def train(model, mesh, num_steps=4):
   return first, state, losses
 
 
-def check_training(**change):
+def check_training(meshes, **change):
   model = make_model(dataclasses.replace(TINY, **change))
   first, lone, losses = train(model, make_mesh(MeshConfig()))
   assert losses[-1] < losses[0]
   held_out = make_evaluate(model)(lone.params, [BATCH])
-  for sizes in ({"data": 2, "fsdp": 2}, {"fsdp": 2, "tensor": 2}):
+  for sizes in meshes:
     mesh = make_mesh(MeshConfig(**sizes))
     same_first, state, same_losses = train(model, mesh)
     jax.tree.map(np.testing.assert_array_equal, same_first, first)
@@ -90,9 +90,7 @@ def check_restore(directory):
   model = make_model(TINY)
   saver = make_mesh(MeshConfig(fsdp=4, tensor=2))
   state = init_state(model, CFG, saver, 3)
-  state, _ = make_train_step(
-    model, dataclasses.replace(CFG, batch_size=8), saver
-  )(state, BATCH)
+  state, _ = make_train_step(model, CFG, saver)(state, BATCH)
   with Checkpoints(directory) as saved:
     saved.save(1, {"state": state, "params": state.params})
     saved.wait()
@@ -114,7 +112,8 @@ def _lies(x, sharding):
 
 if __name__ == "__main__":
   assert len(jax.devices()) == 8
-  check_places(check_training())
-  check_training(scan_layers=True, remat=True, tie_embeddings=True)
+  split = {"fsdp": 2, "tensor": 2}
+  check_places(check_training([{"data": 2, "fsdp": 2}, split]))
+  check_training([split], scan_layers=True, remat=True, tie_embeddings=True)
   check_restore(sys.argv[1])
   print("all checks passed")
