@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import importlib.metadata
 import json
+import logging
 import pathlib
 import secrets
 import time
@@ -30,7 +31,9 @@ from ddiloco_jax.syncer.syncer import Syncer
 from ddiloco_jax.training import metrics
 from ddiloco_jax.wire import port
 
+_log = logging.getLogger(__name__)
 _STOP_GRACE_S = 2.0  # For the last words of open calls.
+_SAY_WAIT_S = 2.0  # A wait that lasts as long is logged.
 _LIBRARIES = ("jax", "jaxlib", "numpy", "optax")
 
 
@@ -108,7 +111,9 @@ class SyncerRun:
       Exception: what ended a thread of the syncer, or a checkpoint.
     """
     saved, stopping = time.monotonic(), False
+    say_wait = _WaitLog(self.syncer)
     while (finished := self.syncer.wait(0.2)) is None:
+      say_wait()
       reason = should_stop()
       if reason and not stopping:
         stopping = True
@@ -164,6 +169,27 @@ class SyncerRun:
     for effect in effects:
       if line := _metrics_line(effect):
         self._metrics.write({"time": event.time, "t": state.t, **line})
+
+
+class _WaitLog:
+  """Logs what a run waits for, once it has waited for a while."""
+
+  def __init__(self, syncer: Syncer):
+    self._syncer = syncer
+    self._looked_at = self._since = time.monotonic()
+    self._sentence, self._is_said = "", True
+
+  def __call__(self) -> None:
+    now = time.monotonic()
+    if now - self._looked_at < _SAY_WAIT_S / 2:
+      return
+    self._looked_at = now
+    sentence = self._syncer.status().waiting_for
+    if sentence != self._sentence:
+      self._sentence, self._since, self._is_said = sentence, now, False
+    elif not self._is_said and now - self._since >= _SAY_WAIT_S:
+      _log.info("what the run waits for: %s", sentence)
+      self._is_said = True
 
 
 class Served(NamedTuple):
