@@ -84,6 +84,8 @@ class Link:
     self._ready: dict[int, port.Publication] = {}
     self._newest: dict[int, events.Version] = {}
     self._last_slot = -1
+    self._num_changes = 0  # What the loop would look at.
+    self._num_seen = 0
     self._ending: str | None = None
     self._finished: port.FinishedNotice | None = None
     self._error: BaseException | None = None
@@ -179,7 +181,11 @@ class Link:
   def wait(self, timeout_s: float) -> bool:
     with self._changed:
       self._raise()
-      return self._changed.wait(timeout_s)
+      changed = self._changed.wait_for(
+        lambda: self._num_changes != self._num_seen, timeout_s
+      )
+      self._num_seen = self._num_changes
+      return changed
 
   def leave(self, reason: str) -> None:
     """Says goodbye, unless the run has finished, and ends the threads."""
@@ -203,6 +209,7 @@ class Link:
     except BaseException as error:
       with self._changed:
         self._error = self._error or error
+        self._num_changes += 1
         self._changed.notify_all()
 
   def _read(self) -> None:
@@ -289,6 +296,7 @@ class Link:
           self._ending = notice.reason
         case port.FinishedNotice():
           self._finished = notice
+      self._num_changes += 1
       self._changed.notify_all()
 
   def _push(self) -> None:
@@ -392,6 +400,7 @@ class Link:
       with self._changed:
         self._newest[p] = header.version
         self._ready[p] = publication
+        self._num_changes += 1
         self._changed.notify_all()
 
   def _beat(self) -> None:
