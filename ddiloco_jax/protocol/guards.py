@@ -76,23 +76,23 @@ def _outlier(value: float, per_lr: bool, bound: float) -> str:
 
 
 def outliers(turn: Turn, r: Round) -> list[tuple[Reply, str]]:
-  """The replies of a round that its others show to be outliers, and why.
+  """The replies of a round that are outliers when it is merged, and why.
 
-  Only while too few were accepted for a running median; a hostile first reply
-  then does not own it.
+  While too few were accepted for a running median, its others judge a reply,
+  so that a hostile first one does not own the median. Afterwards the median
+  does, once more: a carried reply may be older than it.
   """
   fragment, found = turn.fragments[r.fragment], []
   for reply in r.replies:
     known = fragment.scales_per_lr if reply.per_lr else fragment.scales_per_step
-    if len(known) >= quorum.MIN_ACCEPTED:
-      continue
-    others = [
-      other.scale
-      for other in r.replies
-      if other is not reply and other.per_lr == reply.per_lr
-    ]
+    if len(known) < quorum.MIN_ACCEPTED:
+      known = [
+        other.scale
+        for other in r.replies
+        if other is not reply and other.per_lr == reply.per_lr
+      ]
     factor = turn.rules.outlier_factor
-    bound = quorum.outlier_of(reply.scale, others, factor)
+    bound = quorum.outlier_of(reply.scale, known, factor)
     if bound is not None:
       found.append((reply, _outlier(reply.scale, reply.per_lr, bound)))
   return found
