@@ -370,6 +370,8 @@ class AnyOrder(RuleBasedStateMachine):
     if not self.merges:
       return
     merge = self.merges.pop(0)
+    # Told before: a carried reply may open and close the next round at once.
+    self.versions[merge.fragment] = merge.version.n
     self.tell(
       events.Merged(
         time=self.now,
@@ -378,7 +380,6 @@ class AnyOrder(RuleBasedStateMachine):
         version=merge.version,
       )
     )
-    self.versions[merge.fragment] = merge.version.n
     assert self.state.fragments[merge.fragment].version == merge.version
 
   @rule(p=FRAGMENTS, n=st.integers(0, 3))
