@@ -21,6 +21,10 @@ RESTARTS = ("never", "always")
 # Starting again would end the same way.
 _FINAL_CODES = (exits.BAD_USAGE, exits.FENCED, exits.IN_USE)
 
+# A learner that was told of the end needs no signal; one that never joined
+# does.
+_FAREWELL_S = 5.0
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchConfig:
@@ -35,6 +39,8 @@ class LaunchConfig:
     max_quick_failures: So many such lives in a row are a failure for good.
     finish_grace_s: What learners have to end after the syncer ended.
     alone_grace_s: What the syncer has to end after the last learner did.
+    flush_grace_s: What a syncer that is told to stop has to end the run, before
+      its learners are told, too.
     stop_grace_s: What all have to end after SIGTERM; then SIGKILL.
   """
 
@@ -44,6 +50,7 @@ class LaunchConfig:
   max_quick_failures: int = 5
   finish_grace_s: float = 20.0
   alone_grace_s: float = 10.0
+  flush_grace_s: float = 20.0
   stop_grace_s: float = 45.0
 
   def __post_init__(self):
@@ -146,18 +153,39 @@ class Run:
     return not running and not self._returns
 
   def stop(self, is_hurried: Callable[[], bool] = lambda: False) -> None:
-    """SIGTERM to all; SIGKILL after the grace time, or when in a hurry."""
+    """SIGTERM to the syncer, then to the rest; SIGKILL when time is up.
+
+    Args:
+      is_hurried: Asked while it waits; True skips what is left of the waits.
+    """
     self._is_stopping = True
     self._returns.clear()
-    for child in self.children.values():
-      child.signal(signal.SIGTERM)
-    deadline = time.monotonic() + self._cfg.stop_grace_s
-    while any(c.is_running for c in self.children.values()):
-      if time.monotonic() > deadline or is_hurried():
-        self._kill_the_rest()
-        break
-      time.sleep(0.05)
+    # The syncer ends the run: what learners have done is merged once more, and
+    # they end by themselves. Told first, they would take it with them.
+    self.syncer.signal(signal.SIGTERM)
+    if self._await([self.syncer], self._cfg.flush_grace_s, is_hurried):
+      farewell_s = min(_FAREWELL_S, self._cfg.finish_grace_s)
+      self._await(self.learners, farewell_s, is_hurried)
+    for learner in self.learners:
+      learner.signal(signal.SIGTERM)
+    everybody = [self.syncer, *self.learners]
+    if not self._await(everybody, self._cfg.stop_grace_s, is_hurried):
+      self._kill_the_rest()
     self._reap(Progress(0.0))
+
+  def _await(
+    self,
+    children: Sequence[Child],
+    timeout_s: float,
+    is_hurried: Callable[[], bool],
+  ) -> bool:
+    """Whether all of them end in time."""
+    deadline = time.monotonic() + timeout_s
+    while any(child.is_running for child in children):
+      if time.monotonic() > deadline or is_hurried():
+        return False
+      time.sleep(0.05)
+    return True
 
   def exit_code(self) -> int:
     """The syncer's failure if it failed, else the first one, else 0."""
