@@ -51,7 +51,7 @@ def run_learner(
   if replaced:
     _log.info("the syncer's settings rule for %s", ", ".join(replaced))
   config.check_vocab(cfg)
-  model = _make_trainer(cfg)
+  model = _make_trainer(cfg, seed=None)
   check_layout(port.run.layout, model.params)
   make_batches = batches_of(cfg, port.run.num_shards)
   if example := make_batches(0)(0):
@@ -86,7 +86,9 @@ def run_plain(
     The held-out loss at the end, nats per token.
   """
   config.check_vocab(cfg)
-  model = _make_trainer(cfg)
+  model = _make_trainer(cfg, cfg.run.seed)
+  directory.mkdir(parents=True, exist_ok=True)
+  (directory / "config.json").write_text(config.to_json(cfg))
   make_evaluate = evaluate.make_evaluate(
     transformer.make_model(cfg.model), model.mesh
   )
@@ -170,12 +172,12 @@ def check_layout(layout: fragments.Layout, params: Mapping[str, Any]) -> None:
       )
 
 
-def _make_trainer(cfg: config.Config) -> trainer.Trainer:
+def _make_trainer(cfg: config.Config, seed: int | None) -> trainer.Trainer:
   return trainer.Trainer(
     transformer.make_model(cfg.model),
     cfg.train,
     mesh.make_mesh(cfg.mesh),
-    cfg.run.seed,
+    seed,
   )
 
 

@@ -58,6 +58,22 @@ def init_state(
   return jax.jit(init, out_shardings=meshes.shardings(shape, mesh))()
 
 
+def blank_state(
+  model: transformer.Transformer, cfg: TrainConfig, mesh: Mesh
+) -> TrainState:
+  """A fresh state whose parameters are zero, for whoever will overwrite them.
+
+  Moments of every optimizer here start at zero too. Saves compiling the
+  initialisation, which takes longer than that of the step.
+  """
+  shape = abstract_state(model, cfg, mesh)
+  places = jax.tree.map(lambda x: x.sharding, shape)
+  return jax.jit(
+    lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape),
+    out_shardings=places,
+  )()
+
+
 def state_from_params(
   params: Any, cfg: TrainConfig, mesh: Mesh, step: int = 0
 ) -> TrainState:

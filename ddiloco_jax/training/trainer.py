@@ -26,7 +26,7 @@ class Trainer:
     model: What is trained.
     cfg: How.
     devices: The mesh that the state and the batches are laid over.
-    seed: Of the initial parameters.
+    seed: Of the initial parameters; None where they will be overwritten.
   """
 
   def __init__(
@@ -34,9 +34,13 @@ class Trainer:
     model: transformer.Transformer,
     cfg: steps.TrainConfig,
     devices: Mesh,
-    seed: int,
+    seed: int | None,
   ):
-    self.state = steps.init_state(model, cfg, devices, seed)
+    self.state = (
+      steps.blank_state(model, cfg, devices)
+      if seed is None
+      else steps.init_state(model, cfg, devices, seed)
+    )
     self._mesh = devices
     self._rate = steps.learning_rate(cfg)
     self._step = steps.make_train_step(model, cfg, devices)

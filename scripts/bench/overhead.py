@@ -139,7 +139,7 @@ def measure(args):
         transformer.make_model(cfg.model),
         cfg.train,
         mesh.make_mesh(cfg.mesh),
-        cfg.run.seed,
+        seed=None,
       )
       blocks = Blocks(gate, model, args.pairs)
       learner = Learner(
