@@ -13,6 +13,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from ddiloco_jax.syncer.errors import InUse
 from ddiloco_jax.syncer.service import Served, Service
 from ddiloco_jax.wire import messages, methods, options
 
@@ -47,8 +48,9 @@ def serve(
     address: HOST:PORT to listen on; port 0 takes a free one.
 
   Raises:
-    ValueError: an address that is malformed, beyond loopback without TLS, or
-      cannot be listened on; a run whose description fits into no message.
+    InUse: the address cannot be listened on.
+    ValueError: an address that is malformed, or beyond loopback without TLS; a
+      run whose description fits into no message.
   """
   host, asked_port = _parse_address(address)
   if not _is_loopback(host) and not cfg.insecure:
@@ -106,7 +108,7 @@ def _bind(server: grpc.Server, host: str, port: int) -> int:
   try:
     return server.add_insecure_port(shown)
   except RuntimeError as error:
-    raise ValueError(
+    raise InUse(
       f"Cannot listen on {shown}: {_why_not(host, port)}. Stop the process"
       " that has the port, or choose another address."
     ) from error

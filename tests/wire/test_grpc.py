@@ -24,6 +24,7 @@ from ddiloco_jax.learner.client import Client
 from ddiloco_jax.protocol import events, machine
 from ddiloco_jax.protocol import status as protocol_status
 from ddiloco_jax.protocol.rules import Rules
+from ddiloco_jax.syncer.errors import InUse
 from ddiloco_jax.syncer.server import serve
 from ddiloco_jax.wire import codec, headers, options, port, transfer
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
@@ -449,10 +450,10 @@ def test_an_idle_learner_stays_for_ninety_seconds_by_default():
 
 def test_a_port_in_use_is_named_with_the_reason():
   with serving(Store(make_run())) as (server, _):
-    with pytest.raises(ValueError, match=rf"{server.port}.*in use"):
+    with pytest.raises(InUse, match=rf"{server.port}.*in use"):
       serve(Store(make_run()), server.address, options.WireConfig())
     address = f"localhost:{server.port}"
-    with pytest.raises(ValueError, match="in use"):
+    with pytest.raises(InUse, match="in use"):
       serve(Store(make_run()), address, options.WireConfig())
 
 
