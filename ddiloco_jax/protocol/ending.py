@@ -182,6 +182,9 @@ def _publish_exact(turn: Turn) -> None:
   for reply in turn.carried:
     replies.drop(turn, reply, ledger.END, "the run has ended")
   turn.carried = ()
+  for learner in tuple(turn.learners.values()):
+    if learner.asked:  # A reply that comes now is late.
+      turn.put(learner._replace(asked=()))
   if not present:
     return
   for p, fragment in enumerate(turn.fragments):

@@ -178,6 +178,29 @@ def test_the_flush_is_bounded_and_what_is_left_is_booked():
   assert set(books) <= {ledger.END, ledger.LOST}
 
 
+def test_a_carried_reply_that_comes_after_the_flush_is_late():
+  learners = [Learner("L0"), Learner("L1", start_at=0.1, push_s=60.0)]
+  rules = dataclasses.replace(SHORT, flush_s=5.0, acknowledge_s=200.0)
+  run = Run(rules, learners)
+  run.run(stop=lambda r: any(e.exact for e in r.of(events.Publish)))
+  exact_at = run.now
+  run.learners["L0"].fresh.clear()
+  run.learners["L0"].alive = False
+
+  run.run(1000)
+
+  assert run.finished is not None
+  late = [
+    e
+    for e, at in zip(run.effects, run.times)
+    if isinstance(e, events.Resolved) and at > exact_at
+  ]
+  assert late
+  assert all(e.outcome is events.Outcome.LATE for e in late)
+  for row in run.state.accounts.values():
+    assert not any(account.spans for account in row)
+
+
 def test_a_restored_run_goes_on_unless_its_end_is_still_reached():
   run = Run(SHORT, four()).run(1000)
   saved = machine.save(run.state)
