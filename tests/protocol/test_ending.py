@@ -179,26 +179,31 @@ def test_the_flush_is_bounded_and_what_is_left_is_booked():
 
 
 def test_a_carried_reply_that_comes_after_the_flush_is_late():
-  learners = [Learner("L0"), Learner("L1", start_at=0.1, push_s=60.0)]
-  rules = dataclasses.replace(SHORT, flush_s=5.0, acknowledge_s=200.0)
-  run = Run(rules, learners)
-  run.run(stop=lambda r: any(e.exact for e in r.of(events.Publish)))
-  exact_at = run.now
-  run.learners["L0"].fresh.clear()
-  run.learners["L0"].alive = False
+  hand = Hand(dataclasses.replace(FOUR, flush_s=2.0))
+  names = ("L0", "L1")
+  for name in names:
+    hand.join(name)
+  for _ in range(24):
+    hand.cycle(names)
+  hand.until_asked(names)
+  slow, counts = hand.pull("L1"), hand.counts["L1"][0]
+  hand.push("L1", 1, slow)
+  hand.reply("L0")
+  hand.tick(1.0)
+  hand.merged()
+  hand.tell(events.StopRequested(reason="SIGTERM"))
+  hand.tick(2.1)
+  assert all(e.exact for e in hand.of(events.Publish)[-1:])
 
-  run.run(1000)
+  late = only(hand.reply("L1", slow, counts=counts), events.Resolved)
+  for name in names:
+    hand.apply(name)
 
-  assert run.finished is not None
-  late = [
-    e
-    for e, at in zip(run.effects, run.times)
-    if isinstance(e, events.Resolved) and at > exact_at
-  ]
-  assert late
-  assert all(e.outcome is events.Outcome.LATE for e in late)
-  for row in run.state.accounts.values():
-    assert not any(account.spans for account in row)
+  assert late.outcome is events.Outcome.LATE
+  assert only(hand.of(events.Finished), events.Finished).missing == ()
+  for row in hand.state.accounts.values():
+    assert not row[0].spans
+  assert dict(hand.totals("L1").discarded)[ledger.LATE] == counts
 
 
 def test_a_restored_run_goes_on_unless_its_end_is_still_reached():
