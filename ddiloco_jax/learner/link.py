@@ -152,7 +152,9 @@ class Link:
       start, slot_s = self._last_slot + 1, self._stamp.step_s
       pulled = list(self._pulls)
     slot_s *= run.cycle_steps / num
-    ahead = math.ceil(step_s / slot_s) if slot_s > 0 and step_s > 0 else 1
+    # A copy is read for two steps: the device reaches its boundary during the
+    # first, and the next boundary's copy is ready only after the second.
+    ahead = math.ceil(2 * step_s / slot_s) if slot_s > 0 and step_s > 0 else 1
     due = [(start + i) % num for i in range(min(num, 1 + ahead))]
     return list(dict.fromkeys(pulled + due))
 
