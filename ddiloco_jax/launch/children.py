@@ -9,6 +9,8 @@ import time
 
 from ddiloco_jax.launch.plan import ADDRESS, Process
 
+_TRAINING_NICE = 5  # A third of the weight of a process at 0.
+
 
 class Child:
   """One process of a run over all its lives.
@@ -27,6 +29,7 @@ class Child:
     self.num_starts = 0
     self.was_killed = False
     self.started_s = 0.0
+    self._gives_way = False
     self._popen: subprocess.Popen | None = None
 
   @property
@@ -68,6 +71,19 @@ class Child:
     self.num_starts += 1
     self.was_killed = False
     self.started_s = time.monotonic()
+    self._gives_way = False
+
+  def give_way(self) -> None:
+    """Lowers the priority of this life's threads.
+
+    Whoever trains on this machine yields to the syncer and to whoever starts,
+    which else gets little of the cores that the others' steps fill.
+    """
+    if self.is_running and not self._gives_way:
+      self._gives_way = True
+      assert self._popen
+      with contextlib.suppress(ProcessLookupError):
+        os.setpriority(os.PRIO_PGRP, self._popen.pid, _TRAINING_NICE)
 
   def signal(self, number: signal.Signals) -> None:
     """Sends a signal to it and to what it started; nothing if it is gone."""

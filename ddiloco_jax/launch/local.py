@@ -126,6 +126,10 @@ def _watch(
         of = watch.status.num_syncer_steps
         failures.check_ends(kills, of)
         progress = progress._replace(t=watch.status.t, num_syncer_steps=of)
+        for learner in watch.status.learners:
+          child = run.children.get(learner_name(learner.learner_id))
+          if child and learner.training:
+            child.give_way()
       if run.advance(progress):
         return
       if run.syncer.is_running:  # Else the last status would grow old.

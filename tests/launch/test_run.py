@@ -1,11 +1,13 @@
 """Real processes, small ones: start, kill on plan, restart by policy, stop."""
 
+import os
 import signal
 import sys
 import time
 
 import pytest
 
+from ddiloco_jax.launch.children import Child
 from ddiloco_jax.launch.failures import Progress, parse_kill
 from ddiloco_jax.launch.plan import ADDRESS, Process
 from ddiloco_jax.launch.run import LaunchConfig, Run
@@ -267,3 +269,21 @@ def is_gone(pid: int) -> bool:
 def test_an_unknown_policy_is_an_error():
   with pytest.raises(ValueError, match="never, always"):
     LaunchConfig(restart="sometimes")
+
+
+def test_a_child_that_trains_yields_to_one_that_starts(tmp_path):
+  process = Process(name="a", argv=("sleep", "60"), again=("sleep", "60"))
+  child = Child(process, tmp_path)
+  child.start()
+  try:
+    assert child.pid
+    assert os.getpriority(os.PRIO_PROCESS, child.pid) == 0
+
+    child.give_way()
+
+    assert os.getpriority(os.PRIO_PROCESS, child.pid) > 0
+    child.kill()
+    child.start()
+    assert os.getpriority(os.PRIO_PROCESS, child.pid) == 0
+  finally:
+    child.kill()
