@@ -133,7 +133,9 @@ def applied(turn: Turn, event: events.Applied) -> None:
   ):
     turn.count("applied_stale")
     return
-  membership.adopt(turn, learner, p, event.version, event.counts)
+  learner = membership.adopt(turn, learner, p, event.version, event.counts)
+  if turn.end is not None:
+    _excuse(turn, learner, p)
   sync = turn.syncs.get(p)
   if sync is None or event.version.n < sync.version.n or not learner.training:
     return
@@ -145,3 +147,30 @@ def applied(turn: Turn, event: events.Applied) -> None:
     # Half a step of it is the wait for a boundary, not the network's.
     waited_s = turn.now - sync.replied_at - (turn.step_s or 0.0) / 2
     turn.sample("sync_s", max(0.0, waited_s))
+
+
+def _excuse(turn: Turn, learner: Learner, p: int) -> None:
+  """No flush round waits for a process that adopted before it answered.
+
+  It takes no more steps, so it will never have an answer.
+  """
+  r, asked = turn.round_of(p), turn.is_asked(learner, p)
+  member = Member(learner.learner, learner.incarnation)
+  if r is None or asked is None or member not in r.waiting:
+    return
+  if asked.moved_at is not None:
+    return  # Its answer is under way.
+  others = tuple(a for a in learner.asked if a is not asked)
+  turn.put(learner._replace(asked=others))
+  waiting = tuple(w for w in r.waiting if w != member)
+  fresh = r._replace(waiting=waiting)
+  if r.flush and (num := len(waiting) + len(r.replies)):
+    fresh = fresh._replace(quorum=min(r.quorum, num))
+  if (
+    fresh.quorum_at is None
+    and len(fresh.replies) >= fresh.quorum
+    and any(reply.weight > 0 for reply in fresh.replies)
+  ):
+    fresh = fresh._replace(quorum_at=turn.now, grace_end=turn.now)
+  turn.put_round(r, fresh)
+  turn.settle(learner.learner, p)
