@@ -64,14 +64,21 @@ def run_learner(
     latest = saved.latest()
     if restore and latest is not None:
       model.restore_moments(saved, latest)
+    boundaries = _Boundaries(cfg, model, saved, records, latest or 0)
     learner = Learner(
       port,
       model,
       make_batches,
       LearnerConfig(lr_index=cfg.run.lr_index),
-      _at_boundary(cfg, model, saved, records, latest or 0),
+      boundaries,
     )
-    return learner.train(should_stop)
+    try:
+      reason = learner.train(should_stop)
+    except SyncerLost:
+      boundaries.save()
+      raise
+    boundaries.save()
+    return reason
 
 
 def run_plain(
@@ -100,10 +107,10 @@ def run_plain(
     metrics.MetricsWriter(directory / "metrics.jsonl") as records,
   ):
     latest = saved.latest()
-    start = 0
+    start, offset = 0, latest or 0
     if restore and latest is not None:
-      start = model.restore(saved, latest)["step"]
-    boundary = _at_boundary(cfg, model, saved, records, latest or 0)
+      start, offset = model.restore(saved, latest)["step"], 0
+    boundaries = _Boundaries(cfg, model, saved, records, offset)
 
     def held_out_loss(step: int) -> float:
       loss = make_evaluate(model.params, held_out).loss
@@ -112,7 +119,7 @@ def run_plain(
       return loss
 
     def at_boundary(step: int, record: trainer.Record) -> bool:
-      boundary(step, record, {"step": step})
+      boundaries(step, record, {"step": step})
       every = cfg.evaluate.every_steps
       if every and step % every == 0 and step < cfg.run.num_steps:
         held_out_loss(step)
@@ -125,8 +132,7 @@ def run_plain(
       at_boundary,
       start,
     )
-    if saved.latest() != steps:
-      model.save(saved, steps, {"step": steps})
+    boundaries.save()
     return held_out_loss(steps)
 
 
@@ -181,20 +187,34 @@ def _make_trainer(cfg: config.Config, seed: int | None) -> trainer.Trainer:
   )
 
 
-def _at_boundary(
-  cfg: config.Config,
-  model: trainer.Trainer,
-  saved: Checkpoints,
-  records: metrics.MetricsWriter,
-  offset: int,
-) -> Callable[..., None]:
+class _Boundaries:
   """Writes records and checkpoints; steps of a checkpoint go on from offset."""
 
-  def at_boundary(step: int, record: trainer.Record, progress: Any) -> None:
-    if record and record["step"] % cfg.run.log_every_steps == 0:
-      records.write(record)
-    every = cfg.run.checkpoint_every_steps
-    if every and step % every == 0:
-      model.save(saved, offset + step, progress)
+  def __init__(
+    self,
+    cfg: config.Config,
+    model: trainer.Trainer,
+    saved: Checkpoints,
+    records: metrics.MetricsWriter,
+    offset: int,
+  ):
+    self._cfg = cfg
+    self._model = model
+    self._saved = saved
+    self._records = records
+    self._offset = offset
+    self._last: tuple[int, Any] | None = None  # Not saved yet.
 
-  return at_boundary
+  def __call__(self, step: int, record: trainer.Record, progress: Any) -> None:
+    self._last = step, progress
+    if record and record["step"] % self._cfg.run.log_every_steps == 0:
+      self._records.write(record)
+    every = self._cfg.run.checkpoint_every_steps
+    if every and step % every == 0:
+      self.save()
+
+  def save(self) -> None:
+    """Saves the newest boundary, if it is not saved yet."""
+    if self._last is not None:
+      (step, progress), self._last = self._last, None
+      self._model.save(self._saved, self._offset + step, progress)
