@@ -5,6 +5,7 @@ every start, and keeps the syncer's checkpoints: `params` as an item of its own,
 so that plain orbax restores it, beside `outer`, `state` and `spec`.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -37,29 +38,34 @@ class Store:
   def __init__(self, directory: str, restore: bool, max_to_keep: int = 3):
     self.path = pathlib.Path(directory)
     self.path.mkdir(parents=True, exist_ok=True)
-    self._lock = open(self.path / "lock", "a")  # noqa: SIM115
-    try:
-      fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-      raise InUse(
-        f"{directory} is locked by a syncer that is running: one directory"
-        " holds one run. Stop that syncer, or give another --run_dir."
-      ) from None
-    self.checkpoints = checkpoint.Checkpoints(
-      str(self.path / "checkpoints"), max_to_keep=max_to_keep
-    )
+    with contextlib.ExitStack() as stack:
+      self._lock = stack.enter_context(open(self.path / "lock", "a"))
+      try:
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      except BlockingIOError:
+        raise InUse(
+          f"{directory} is locked by a syncer that is running: one directory"
+          " holds one run. Stop that syncer, or give another --run_dir."
+        ) from None
+      self.checkpoints = checkpoint.Checkpoints(
+        str(self.path / "checkpoints"), max_to_keep=max_to_keep
+      )
+      self._check(restore)
+      self.epoch = self._raise_epoch()
+      stack.pop_all()
+
+  def _check(self, restore: bool) -> None:
     latest = self.checkpoints.latest()
     if restore and latest is None:
       raise InUse(
-        f"{directory} has no complete checkpoint to restore. Start without"
+        f"{self.path} has no complete checkpoint to restore. Start without"
         " --restore, or give the --run_dir of an earlier run."
       )
     if not restore and (latest is not None or self._epoch_file.exists()):
       raise InUse(
-        f"{directory} already holds a run. Add --restore to go on with it, or"
+        f"{self.path} already holds a run. Add --restore to go on with it, or"
         " give another --run_dir."
       )
-    self.epoch = self._raise_epoch()
 
   @property
   def tape(self) -> pathlib.Path:
