@@ -175,8 +175,8 @@ def test_tokens_of_one_to_three_weigh_one_to_nine(tmp_path):
     for learner, weight in weights.items():
       rate = {"one": 100, "three": 300}[learner]
       steps = weight / rate**2
-      assert events.Counts(round(steps), round(rate * steps)) in (
-        counts[learner, p]
+      assert (
+        events.Counts(round(steps), round(rate * steps)) in (counts[learner, p])
       )
   discarded = sum(v for k, v in books.items() if k.startswith("discarded"))
   assert books["reported"] == pytest.approx(

@@ -153,9 +153,7 @@ def test_after_a_run_all_have_the_same_bytes(tmp_path, down_format, alpha):
     num_merges = sum(f.version.n for f in run.status().fragments)
 
   final = {k: x for part in tensors.theta for k, x in part.items()}
-  with Checkpoints(
-    tmp_path / "run" / "checkpoints", read_only=True
-  ) as saved:
+  with Checkpoints(tmp_path / "run" / "checkpoints", read_only=True) as saved:
     assert saved.latest() == num_merges
     params = fragments.flatten(saved.restore(saved.latest())["params"])
   assert num_merges >= 10

@@ -169,6 +169,11 @@ class LoopLearner(threading.Thread):
     digest = digest_of(self.trainer.take(paths))
     self.adopted.append((p, version, step, counts, digest))
 
+  def kill(self) -> None:
+    """Vanishes, as by SIGKILL: nothing more is heard of it."""
+    self.client.close()
+    self.stop()
+
   def stop(self) -> None:
     """As a preemption notice does."""
     self._stopping.set()

@@ -36,11 +36,11 @@ class Proxy:
     """Cuts every connection; the next ones are forwarded as before."""
     with self._lock:
       pairs, self._pairs = self._pairs, []
-      self._drop_answers = False
-      self.num_cuts += len(pairs)
     for pair in pairs:
       for end in pair:
         _close(end)
+    self._drop_answers = False  # Not before: an answer may be on its way.
+    self.num_cuts += len(pairs)
 
   def close(self) -> None:
     self._closed = True

@@ -1,0 +1,286 @@
+"""Answers that are lost, slots that are missed: what is done twice counts once."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from ddiloco_jax.protocol import events, tape
+from tests.support.over_grpc import (
+  THETA,
+  LoopLearner,
+  learners,
+  paced,
+  served_run,
+  settings,
+)
+from tests.support.proxy import Proxy
+from tests.support.served import wait_for
+
+LR = 0.05
+
+
+class LosingAnswers:
+  """A client whose first pushes arrive, and whose answers do not.
+
+  Args:
+    client: Calls through the proxy.
+    proxy: Cut when the syncer has taken the reply.
+    is_taken: Whether the syncer has taken the reply with this header.
+    times: Of how many replies.
+  """
+
+  def __init__(self, client, proxy, is_taken, times):
+    self._client = client
+    self._proxy = proxy
+    self._is_taken = is_taken
+    self.num_left = times
+    self._lost = set()
+
+  def __getattr__(self, name):
+    return getattr(self._client, name)
+
+  def push(self, header, chunks):
+    name = header.fragment, header.round, header.attempt
+    if name in self._lost or not self.num_left:
+      return self._client.push(header, chunks)
+    self._lost.add(name)
+    self.num_left -= 1
+    self._proxy.hold_answers()
+    threading.Thread(target=self._cut, args=[header], daemon=True).start()
+    return self._client.push(header, chunks)
+
+  def _cut(self, header):
+    wait_for(lambda: self._is_taken(header))
+    self._proxy.cut()
+
+
+def asking(run):
+  """Tells of a header whether its reply is in the syncer's books."""
+
+  def is_taken(header):
+    account = run.syncer.snapshot()[1].accounts["ada"][header.fragment]
+    return any(
+      (answer.round, answer.attempt) == (header.round, header.attempt)
+      for answer in account.answers
+    )
+
+  return is_taken
+
+
+@pytest.mark.parametrize("quorum", [1, 2])
+def test_a_push_whose_answer_was_lost_is_merged_once(tmp_path, quorum):
+  # [N5] The learner asks again, on a new connection.
+  cfg = settings(quorum=quorum, num_syncer_steps=60)
+  with served_run(cfg, tmp_path / "run") as run:
+    proxy = Proxy(run.address)
+    lossy: list[LosingAnswers] = []
+
+    def wrap(client):
+      lossy.append(LosingAnswers(client, proxy, asking(run), times=3))
+      return lossy[0]
+
+    ada = LoopLearner(
+      proxy.address, "ada", paced(0.04, lr=LR), wrap=wrap, reconnect_max_s=0.2
+    )
+    others = [
+      LoopLearner(run.address, f"o{i}", paced(0.04, lr=LR))
+      for i in range(quorum - 1)
+    ]
+    with learners(ada, *others):
+      finished = run.wait(60.0)
+      ada.end()
+    proxy.close()
+    books = {book.name: book.tokens for book in run.status().books}
+    leaves = run.syncer.get_run().layout.leaves
+
+  assert finished.exit_code == 0
+  assert lossy[0].num_left == 0
+  assert proxy.num_cuts >= 3
+  taken, included, duplicates = receipts(tmp_path / "run" / "tape.jsonl")
+  assert duplicates >= 3
+  assert len(included) == len(set(included))
+  # Tokens: those of the included replies, each once; a mean over fragments,
+  # which have one leaf each, by their sizes.
+  sizes = {leaf.fragment: THETA[leaf.path].size for leaf in leaves}
+  merged = sum(taken[key].tokens * sizes[key.fragment] for key in included)
+  assert books["merged"] == pytest.approx(merged / sum(sizes.values()))
+  discarded = sum(v for k, v in books.items() if k.startswith("discarded"))
+  assert books["reported"] == pytest.approx(
+    books["merged"] + books["pending"] + discarded
+  )
+
+
+def test_a_push_whose_answer_was_lost_moves_theta_once(tmp_path):
+  # [N5] Alone, with outer SGD of rate 1: Theta is the learner's own copy.
+  cfg = settings(quorum=1)
+  with served_run(cfg, tmp_path / "run") as run:
+    proxy = Proxy(run.address)
+    ada = LoopLearner(
+      proxy.address,
+      "ada",
+      paced(0.04, lr=LR),
+      wrap=lambda client: LosingAnswers(client, proxy, asking(run), times=1),
+    )
+    with learners(ada):
+      wait_for(lambda: proxy.num_cuts)
+      wait_for(lambda: min(f.version.n for f in run.status().fragments) >= 2)
+    proxy.close()
+    kept = list(replayed_theta(run))
+
+  for got, want in kept:
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def replayed_theta(run):
+  """(Theta, what the included counts imply) for each fragment."""
+  tensors, state = run.syncer.snapshot()
+  steps = {0: 0, 1: 0}
+  taken, included, _ = receipts(run.directory / "tape.jsonl")
+  for key in included:
+    steps[key.fragment] += taken[key].steps
+  assert state.fragments[0].version.n == sum(k.fragment == 0 for k in included)
+  for p, part in enumerate(tensors.theta):
+    for array in part.values():
+      yield array, np.full_like(array, 1 - (1 - LR) ** steps[p])
+
+
+def receipts(path):
+  """(reply -> counts, replies as merged, number of duplicates)."""
+  taken, included, duplicates = {}, [], 0
+  for line in tape.Reader(path).lines():
+    event = line.event
+    if isinstance(event, events.Replied):
+      key = events.ReplyKey(
+        event.learner,
+        event.incarnation,
+        event.fragment,
+        event.round,
+        event.attempt,
+      )
+      taken.setdefault(key, event.counts)
+    for effect in line.effects:
+      if isinstance(effect, events.Merge):
+        included += [item.key for item in effect.inputs]
+      if isinstance(effect, events.Resolved):
+        duplicates += effect.outcome == events.Outcome.DUPLICATE
+  return taken, included, duplicates
+
+
+class Held:
+  """A client whose pushes wait while the gate is shut."""
+
+  def __init__(self, client, gate):
+    self._client = client
+    self._gate = gate
+
+  def __getattr__(self, name):
+    return getattr(self._client, name)
+
+  def push(self, header, chunks):
+    self._gate.wait(30.0)
+    return self._client.push(header, chunks)
+
+
+def test_after_missed_slots_and_a_given_up_round_merges_go_on(tmp_path):
+  # [N17] Nobody can push for a while.
+  cfg = settings(quorum=2, min_deadline_s=0.5, max_open_rounds=1)
+  gate = threading.Event()
+  gate.set()
+  with served_run(cfg, tmp_path / "run") as run:
+
+    def versions():
+      return [f.version.n for f in run.status().fragments]
+
+    pair = [
+      LoopLearner(
+        run.address, name, paced(0.03), wrap=lambda client: Held(client, gate)
+      )
+      for name in ("ada", "bob")
+    ]
+    with learners(*pair):
+      wait_for(lambda: min(versions()) >= 3)
+      gate.clear()
+      wait_for(lambda: run.status().counters.get("slot_missed", 0) >= 2)
+      wait_for(lambda: has_given_up(run.directory / "tape.jsonl"))
+      gate.set()
+      stuck = versions()
+      wait_for(lambda: min(versions()) >= max(stuck) + 4)
+      run.request_stop()
+      finished = run.wait(30.0)
+
+  assert finished.exit_code == 0
+  merges = [e for e in effects(run.directory / "tape.jsonl", events.Merge)]
+  for p in range(len(THETA)):
+    numbers = [m.version.n for m in merges if m.fragment == p]
+    assert numbers == list(range(1, len(numbers) + 1))
+  late = [m for m in merges if m.version.n > max(stuck) + 1]
+  assert {len(m.inputs) for m in late if m.version.n <= max(stuck) + 4} == {2}
+
+
+def test_two_missed_publications_do_not_stop_the_next_round(tmp_path):
+  # [N17] Everybody's base is two versions old, and the next round merges.
+  cfg = settings(quorum=2)
+  gate = threading.Event()
+  gate.set()
+
+  class NoFetch(Held):
+    def push(self, header, chunks):
+      return self._client.push(header, chunks)
+
+    def fetch(self, session, fragment, n, exact):
+      self._gate.wait(30.0)
+      return self._client.fetch(session, fragment, n, exact)
+
+  with served_run(cfg, tmp_path / "run") as run:
+
+    def versions():
+      return [f.version.n for f in run.status().fragments]
+
+    pair = [
+      LoopLearner(
+        run.address,
+        name,
+        paced(0.03),
+        wrap=lambda client: NoFetch(client, gate),
+      )
+      for name in ("ada", "bob")
+    ]
+    with learners(*pair):
+      wait_for(lambda: min(versions()) >= 2)
+      gate.clear()
+      start = versions()
+      # Both have learned something, and have not applied what came of it.
+      threading.Event().wait(1.0)
+      stuck = versions()
+      gate.set()
+      wait_for(lambda: min(versions()) >= max(stuck) + 3)
+      run.request_stop()
+      run.wait()
+
+  assert max(n - m for n, m in zip(stuck, start)) <= 2
+  assert all(len(m.inputs) == 2 for m in merges_before_the_end(run.directory))
+
+
+def effects(path, kind):
+  return [
+    effect
+    for line in tape.Reader(path).lines()
+    for effect in line.effects
+    if isinstance(effect, kind)
+  ]
+
+
+def merges_before_the_end(directory):
+  lines = tape.Reader(directory / "tape.jsonl").lines()
+  return [
+    effect
+    for line in lines
+    if line.state.end is None
+    for effect in line.effects
+    if isinstance(effect, events.Merge)
+  ]
+
+
+def has_given_up(path):
+  return effects(path, events.GiveUp)
