@@ -14,7 +14,7 @@ Loss:     nats per byte of held-out text of CPython 3.11. Bigrams: 2.451. A lone
 
 from ddiloco_jax.config import default
 
-NUM_STEPS = 360
+NUM_STEPS = 480
 
 
 def get_config():
