@@ -133,10 +133,11 @@ def _parse(argv: Sequence[str]) -> list[str]:
 def _code(main: Callable[[], int]) -> int:
   try:
     return main()
+  except ValueError as error:
+    code = BAD_USAGE
+    message = str(error)
   except InUse as error:
     code, message = IN_USE, str(error)
-  except ValueError as error:
-    code, message = BAD_USAGE, str(error)
   except Stopped as stopped:
     print(stopped, flush=True)
     return OK

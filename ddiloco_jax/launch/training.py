@@ -15,6 +15,7 @@ from ddiloco_jax import config
 from ddiloco_jax.algorithm import fragments
 from ddiloco_jax.data import stream
 from ddiloco_jax.learner.learner import Batches, Learner, LearnerConfig
+from ddiloco_jax.learner.link import SyncerLost
 from ddiloco_jax.models import transformer
 from ddiloco_jax.training import evaluate, mesh, metrics, trainer
 from ddiloco_jax.training.checkpoint import Checkpoints

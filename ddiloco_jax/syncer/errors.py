@@ -1,5 +1,5 @@
 """Why a syncer does not start."""
 
 
-class InUse(ValueError):
+class InUse(Exception):
   """An address or a run's directory belongs to a live process, or a run."""

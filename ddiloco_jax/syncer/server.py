@@ -5,7 +5,6 @@ It carries any Synchronizer; the rules about who may listen where are here.
 """
 
 import dataclasses
-import errno
 import ipaddress
 import socket
 from concurrent import futures
@@ -14,7 +13,6 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from ddiloco_jax.syncer.errors import InUse
 from ddiloco_jax.syncer.errors import InUse
 from ddiloco_jax.syncer.service import Served, Service
 from ddiloco_jax.wire import messages, methods, options
@@ -125,5 +123,5 @@ def _why_not(host: str, port: int) -> str:
     with socket.socket(family, kind) as probe:
       probe.bind(where)
   except OSError as error:
-    return error.errno, error.strerror or str(error)
-  return None, "gRPC could not bind it"
+    return error.strerror or str(error)
+  return "gRPC could not bind it"
