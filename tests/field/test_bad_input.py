@@ -12,6 +12,7 @@ import pytest
 from ddiloco_jax import config
 from ddiloco_jax.launch import exits, syncing
 from ddiloco_jax.syncer.errors import InUse
+from ddiloco_jax.wire.status import ServiceError
 from tests.support import small
 from tests.support.over_grpc import (
   LoopLearner,
@@ -283,11 +284,9 @@ def test_a_learner_with_another_layout_is_refused_at_once(tmp_path):
   # [M10] It says so in its hello, and does not hang.
   with served_run(settings(), tmp_path / "run") as run:
     wrong = LoopLearner(run.address, "wrong", paced(0.02), wrap=Otherwise)
-    with learners(wrong):
-      with pytest.raises(Exception, match="layout") as caught:
-        wrong.end(10.0)
+    with learners(wrong), pytest.raises(ServiceError, match="layout") as caught:
+      wrong.end(10.0)
 
-  assert type(caught.value).__name__ == "ServiceError"
   assert caught.value.code == "FAILED_PRECONDITION"
 
 

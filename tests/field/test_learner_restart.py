@@ -42,29 +42,35 @@ def test_no_example_counts_twice_however_often_a_learner_dies(tmp_path, seed):
     return batch
 
   with served_run(cfg, tmp_path / "run") as run:
-
-    def version():
-      return sum(f.version.n for f in run.status().fragments)
-
     with learners(LoopLearner(run.address, "other", paced(0.03))):
       for life in range(5):
         learner = LoopLearner(
           run.address, "mortal", paced(0.02), make_batches, takeover=True
         )
         with learners(learner):
-          start = len(learner.steps)
-          pause = random.integers(10, 40)
-          wait_for(lambda: len(learner.steps) >= start + pause)
+          wait_for_steps(learner, random.integers(10, 40))
           if life < 4:
             learner.kill()
           else:
-            before = version()
-            wait_for(lambda: version() >= before + 4)
+            wait_for_versions(run, 4)
             run.request_stop()
             run.wait(30.0)
     state = run.syncer.snapshot()[1]
 
   check_positions(tmp_path / "run" / "tape.jsonl", state, read_positions)
+
+
+def wait_for_steps(learner, num):
+  start = len(learner.steps)
+  wait_for(lambda: len(learner.steps) >= start + num)
+
+
+def wait_for_versions(run, num):
+  def version():
+    return sum(f.version.n for f in run.status().fragments)
+
+  start = version()
+  wait_for(lambda: version() >= start + num)
 
 
 def check_positions(path, state, read_positions):

@@ -19,7 +19,6 @@ from tests.support.over_grpc import (
   served_run,
   settings,
 )
-from tests.support.served import wait_for
 
 
 def test_the_realised_cadence_is_the_configured_one_by_default(tmp_path):
@@ -163,25 +162,3 @@ def test_after_a_run_all_have_the_same_bytes(tmp_path, down_format, alpha):
     for arrays in (final, params, *(each.trainer.params for each in pair))
   }
   assert len(digests) == 1
-
-
-def test_a_learner_that_joins_at_the_very_end_has_the_result_too(tmp_path):
-  # [N13] It takes no step that counts.
-  cfg = settings(quorum=1, num_syncer_steps=30)
-  with served_run(cfg, tmp_path / "run") as run:
-    first = LoopLearner(run.address, "first", paced(0.02))
-    late = LoopLearner(run.address, "late", paced(0.02))
-    with learners(first):
-      wait_for(lambda: run.status().t >= 27)
-      with learners(late):
-        run.wait(30.0)
-        first.end()
-        try:
-          late.end()
-          joined = True
-        except Exception as error:
-          assert "finished" in str(error)
-          joined = False
-
-  if joined:
-    assert digest_of(first.trainer.params) == digest_of(late.trainer.params)

@@ -8,8 +8,8 @@ import pytest
 
 from ddiloco_jax import config
 from ddiloco_jax.algorithm import fragments
-from ddiloco_jax.learner.client import Client
 from ddiloco_jax.launch import syncing
+from ddiloco_jax.learner.client import Client
 from ddiloco_jax.protocol import events, tape
 from ddiloco_jax.training.checkpoint import Checkpoints
 from tests.support import small

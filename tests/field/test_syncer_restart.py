@@ -109,7 +109,7 @@ def test_learners_that_stay_alive_join_a_killed_and_restored_syncer(tmp_path):
 
   assert code == 0, second.said()
   assert digest_of(two[0].trainer.params) == digest_of(two[1].trainer.params)
-  header = json.loads((run_dir / "tape.jsonl").open().readline())
+  header = json.loads((run_dir / "tape.jsonl").read_text().splitlines()[0])
   assert header["epoch"] == 2
   replayed = tape.replay(run_dir / "tape.jsonl")
   assert (replayed.faults, replayed.closed) == ((), True)

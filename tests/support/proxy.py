@@ -1,5 +1,6 @@
 """A TCP proxy that cuts connections when a test says so."""
 
+import contextlib
 import socket
 import threading
 from collections.abc import Callable
@@ -81,8 +82,6 @@ class Proxy:
 
 
 def _close(end: socket.socket) -> None:
-  try:
+  with contextlib.suppress(OSError):  # Not connected any more.
     end.shutdown(socket.SHUT_RDWR)
-  except OSError:
-    pass  # Not connected any more.
   end.close()
