@@ -228,16 +228,23 @@ def test_weights_follow_tokens_and_speed(make_run):
     assert item.weight == pytest.approx(steps * rate**2)
 
 
-def test_a_leaf_beyond_any_message_limit_travels(make_run):
-  # [T1] A leaf of 16 MiB, four times gRPC's limit, by default settings.
-  theta = {
-    "big": np.zeros((4, 1 << 20), np.float32),
-    "small": np.zeros(3, np.float32),
-  }
+@pytest.mark.parametrize(
+  "rows",
+  [
+    {"big": 4},  # 16 MiB, four times gRPC's limit.
+    pytest.param(
+      {"big": 16, "more": 16, "rest": 18},  # Leaves of 64 MiB, 200 MiB in all.
+      marks=[pytest.mark.slow, pytest.mark.timeout(600)],
+    ),
+  ],
+)
+def test_leaves_beyond_any_message_limit_travel_by_default(make_run, rows):
+  theta = {path: np.zeros((n, 1 << 20), np.float32) for path, n in rows.items()}
+  theta["small"] = np.zeros(3, np.float32)
   run = make_run(theta, num_syncer_steps=8)
   learner = make_run.start(run, "ada", step_s=0.1)
 
-  learner.wait_for(lambda: learner.finished, 60.0)
+  learner.wait_for(lambda: learner.finished, 300.0)
 
   assert learner.num_included() >= 2
   assert learner.finished.exit_code == 0
