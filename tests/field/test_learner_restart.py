@@ -18,7 +18,7 @@ from tests.support.over_grpc import (
   served_run,
   settings,
 )
-from tests.support.processes import TRAIN, ending, module
+from tests.support.processes import TRAIN, ending, module, overrides
 from tests.support.served import wait_for
 
 TOKENS = 100
@@ -139,6 +139,7 @@ def test_a_process_that_is_killed_comes_back_by_takeover(tmp_path):
           f"--run_dir={run_dir}",
           f"--syncer={run.address}",
           "--learner_id=mortal",
+          *overrides(train__decay_steps=10**6),
           *flags,
         ),
         tmp_path / f"{number}.log",

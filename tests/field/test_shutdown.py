@@ -8,7 +8,7 @@ import pytest
 
 from ddiloco_jax import config
 from ddiloco_jax.algorithm import fragments
-from ddiloco_jax.launch import syncing
+from ddiloco_jax.launch import exits, syncing
 from ddiloco_jax.learner.client import Client
 from ddiloco_jax.protocol import events, tape
 from ddiloco_jax.training.checkpoint import Checkpoints
@@ -27,6 +27,7 @@ from tests.support.processes import (
   module,
   overrides,
 )
+from tests.support.proxy import Proxy
 from tests.support.served import wait_for
 
 GRACE_S = 20.0
@@ -167,3 +168,42 @@ def test_a_learner_asked_to_stop_says_goodbye_and_saves(tmp_path, number):
   params = fragments.flatten(trees["params"])
   assert {path: array.shape for path, array in params.items()} == shapes
   assert [tuple(p) for p in progress["positions"]] == list(seen[-2].positions)
+
+
+def test_a_learner_without_a_syncer_for_too_long_saves_and_exits(tmp_path):
+  # Nobody answers on the syncer's address any more.
+  editable = small.get_config()
+  editable.sync.lease_s = 1.5
+  cfg = config.freeze(editable)
+  run_dir = tmp_path / "run"
+  with (
+    served_run(cfg, run_dir, theta=syncing.init_params(cfg)) as run,
+    ending() as start,
+  ):
+    proxy = Proxy(run.address)
+    learner = start(
+      module(
+        TRAIN,
+        "--config=tests/support/small.py",
+        f"--run_dir={run_dir}",
+        f"--syncer={proxy.address}",
+        *overrides(run__max_solo_s=3.0, wire__keepalive_s=1.0),
+      ),
+      tmp_path / "learner.log",
+    )
+    learner.wait_for(
+      lambda: any(m.step >= 10 for m in run.status().learners), 120.0
+    )
+    proxy.close()
+    cut = time.monotonic()
+    code = learner.wait(GRACE_S)
+    took_s = time.monotonic() - cut
+    (told,) = run.status().learners
+
+  assert code == exits.NO_SYNCER, learner.said()
+  assert took_s >= 3.0
+  assert "limit 3 s" in learner.said()
+  directory = run_dir / "learners" / "0" / "checkpoints"
+  with Checkpoints(directory, read_only=True) as saved:
+    # It trained on alone, and saved where it came to.
+    assert saved.latest() > told.step
