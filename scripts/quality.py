@@ -22,6 +22,7 @@ import sys
 import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # For the tests' reference.
 CONFIG = "configs/tiny.py"
 STUDENT_T_2 = 4.303  # 97.5 % point for three seeds.
 
@@ -69,16 +70,10 @@ def once(path, make):
 
 
 def study_imposed(out):
-  sys.path.insert(0, str(ROOT))
   from tests.run import test_imposed
 
-  run_dir = fresh(out / "imposed")
-  local(
-    run_dir,
-    "--kill=1@40%:50%",
-    "--config.sync.num_syncer_steps=150",
-    "--config.run.lr_index=own",
-    "--config.wire.up_format=float32",
+  run_dir = finish(
+    out / "imposed", lambda path: local(path, *test_imposed.FLAGS)
   )
   worst, num_merges = test_imposed.compare(run_dir)
   return {"imposed_error": float(worst), "imposed_merges": num_merges}
@@ -91,15 +86,24 @@ def study(args, seed):
     f"--config.train.decay_steps={args.steps}",
     f"--config.evaluate.num_windows={args.windows}",
   ]
-  four = fresh(args.out / f"four_{seed}")
-  local(four, f"--config.sync.num_syncer_steps={args.steps}", *steps)
-  lone = fresh(args.out / f"lone_{seed}")
-  call(
-    "ddiloco_jax.train",
-    f"--run_dir={lone}",
-    f"--config.run.num_steps={args.steps}",
-    "--config.evaluate.every_steps=0",
-    *steps,
+  four = finish(
+    args.out / f"four_{seed}",
+    lambda path: local(
+      path,
+      "--learners=4",
+      f"--config.sync.num_syncer_steps={args.steps}",
+      *steps,
+    ),
+  )
+  lone = finish(
+    args.out / f"lone_{seed}",
+    lambda path: call(
+      "ddiloco_jax.train",
+      f"--run_dir={path}",
+      f"--config.run.num_steps={args.steps}",
+      "--config.evaluate.every_steps=0",
+      *steps,
+    ),
   )
   losses = {
     "four": window_losses(four, args.windows),
@@ -134,6 +138,7 @@ def window_losses(run_dir, num_windows):
   cfg = config.freeze(config.load_file(str(ROOT / CONFIG)))
   with Checkpoints(run_dir / "checkpoints", read_only=True) as saved:
     params = saved.restore(max(saved.steps()))["params"]
+    params = jax.tree.map(jax.numpy.asarray, params)
   model = transformer.make_model(cfg.model)
   one_window = jax.jit(lambda batch: step.sum_loss(model, params, batch)[0])
   losses = []
@@ -177,9 +182,7 @@ def print_table(rows, figures):
 
 
 def local(run_dir, *overrides):
-  call(
-    "ddiloco_jax.cli.local", "--learners=4", f"--run_dir={run_dir}", *overrides
-  )
+  call("ddiloco_jax.cli.local", f"--run_dir={run_dir}", *overrides)
 
 
 def call(module, *flags):
@@ -192,11 +195,15 @@ def call(module, *flags):
   )
 
 
-def fresh(path):
-  """An absolute path of a directory that an interrupted study has not left."""
-  if path.exists():
-    shutil.rmtree(path)
-  return path.resolve()
+def finish(path, run):
+  """The absolute path of a run's directory, made anew if it is not whole."""
+  path = path.resolve()
+  if not (path / "done").exists():
+    if path.exists():
+      shutil.rmtree(path)
+    run(path)
+    (path / "done").touch()
+  return path
 
 
 def commit():
