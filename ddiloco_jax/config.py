@@ -60,6 +60,8 @@ class RunConfig:
     seed: Draws the first parameters (at the syncer) and the order of data.
     num_steps: Length of a plain training run; with a syncer, the syncer says
       when a run ends.
+    max_steps: Own steps after which a learner's data counts as used up; 0 for
+      no such bound.
     lr_index: What the inner schedule counts: the "syncer"'s step, or the
       learner's "own".
     log_every_steps: Steps between two lines of a metrics file.
@@ -75,6 +77,7 @@ class RunConfig:
   directory: str = "runs/run"
   seed: int = 0
   num_steps: int = 1000
+  max_steps: int = 0
   lr_index: str = "syncer"
   log_every_steps: int = 10
   checkpoint_every_steps: int = 0
@@ -395,6 +398,7 @@ _RANGES = (
   ("run.directory", bool, "a path"),
   ("run.seed", lambda n: 0 <= n < 2**32, "in 0..2**32-1"),
   ("run.num_steps", *_at_least(1)),
+  ("run.max_steps", *_at_least(0)),
   ("run.lr_index", *_one_of("syncer", "own")),
   ("run.log_every_steps", *_at_least(1)),
   ("run.checkpoint_every_steps", *_at_least(0)),

@@ -14,8 +14,9 @@ import numpy as np
 from ddiloco_jax import config
 from ddiloco_jax.algorithm import fragments
 from ddiloco_jax.data import stream
-from ddiloco_jax.learner.learner import Batches, Learner, LearnerConfig
+from ddiloco_jax.learner.learner import Learner, LearnerConfig
 from ddiloco_jax.learner.link import SyncerLost
+from ddiloco_jax.learner.seams import Batches
 from ddiloco_jax.models import transformer
 from ddiloco_jax.training import evaluate, mesh, metrics, trainer
 from ddiloco_jax.training.checkpoint import Checkpoints
@@ -70,7 +71,7 @@ def run_learner(
       port,
       model,
       make_batches,
-      LearnerConfig(lr_index=cfg.run.lr_index),
+      LearnerConfig(lr_index=cfg.run.lr_index, max_steps=cfg.run.max_steps),
       boundaries,
     )
     try:

@@ -9,12 +9,14 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from ddiloco_jax.algorithm import delta as deltas
-from ddiloco_jax.algorithm.fragments import Fragment, slot
+from ddiloco_jax.algorithm.fragments import slot
+from ddiloco_jax.learner.anchor import Anchor, ScheduleIndex
+from ddiloco_jax.learner.seams import Batches, Trainer
 from ddiloco_jax.protocol import events
 from ddiloco_jax.wire import port as ports
 
@@ -39,52 +41,6 @@ class LearnerConfig:
       raise ValueError(
         f"learner.lr_index is {self.lr_index!r}; it must be 'syncer' or 'own'."
       )
-
-
-class Trainer(Protocol):
-  """What the loop asks of a model in training; it owns the train state."""
-
-  def step(
-    self, batch: Mapping[str, np.ndarray], index: int
-  ) -> Mapping[str, float]:
-    """Takes one step with the learning rate at `index`.
-
-    Returns:
-      Metrics of an earlier step, once they are there.
-    """
-    ...
-
-  def learning_rate(self, index: int) -> float:
-    """The rate that the next step takes at `index`."""
-    ...
-
-  def take(self, paths: Iterable[str]) -> Fragment:
-    """Fresh copies of parameters; reading them may wait for the device."""
-    ...
-
-  def put(self, arrays: Mapping[str, np.ndarray]) -> None:
-    """Overwrites parameters with copies of the arrays."""
-
-
-# Batch index -> batch of one shard; None once the data is used up.
-Batches = Callable[[int], Mapping[str, np.ndarray] | None]
-
-
-class Anchor:
-  """What one fragment trains from, and what was done since its adoption."""
-
-  __slots__ = ("base", "counts", "lr_sum", "version")
-
-  def __init__(self, base: Fragment, version: events.Version):
-    self.base = base
-    self.version = version
-    self.counts = events.Counts()
-    self.lr_sum = 0.0
-
-  def add(self, tokens: int, lr: float) -> None:
-    steps, so_far = self.counts
-    self.counts = events.Counts(steps + 1, so_far + tokens)
-    self.lr_sum += lr
 
 
 class Learner:
@@ -121,9 +77,7 @@ class Learner:
     self._boundaries: dict[int, int] = {}
     self._copies: dict[int, ports.Copy] = {}
     self._held: dict[int, ports.Publication] = {}
-    self._index = 0
-    self._seen_t = 0
-    self._since_t = 0
+    self._index = ScheduleIndex(port.run.cycle_steps)
     self._metrics: Mapping[str, float] = {}
     self._exhausted = False
 
@@ -204,7 +158,8 @@ class Learner:
   def _train_step(
     self, batch: Mapping[str, np.ndarray], step: int
   ) -> Mapping[str, float]:
-    index = self._learning_index(step)
+    follows = self._cfg.lr_index == "syncer"
+    index = self._index.next(self._port.stamp().t) if follows else step
     lr = self._trainer.learning_rate(index)
     metrics = self._trainer.step(batch, index)
     self._metrics = metrics or self._metrics
@@ -212,17 +167,6 @@ class Learner:
     for anchor in self._anchors.values():
       anchor.add(tokens, lr)
     return metrics
-
-  def _learning_index(self, step: int) -> int:
-    """Last stamp seen plus own steps since, at most H; never decreasing."""
-    if self._cfg.lr_index == "own":
-      return step
-    t = self._port.stamp().t
-    self._since_t = 0 if t != self._seen_t else self._since_t + 1
-    self._seen_t = t
-    ahead = min(self._since_t, self._port.run.cycle_steps)
-    self._index = max(self._index, t + ahead)
-    return self._index
 
   def _next_batch(
     self, batches: Batches, position: int, num_steps: int
