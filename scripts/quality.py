@@ -34,6 +34,12 @@ def main():
   parser.add_argument("--out", type=pathlib.Path, default="runs/quality")
   parser.add_argument("--steps", type=int, default=600)
   parser.add_argument("--seeds", type=int, default=3)
+  parser.add_argument(
+    "--quorum",
+    type=int,
+    default=4,
+    help="K; with 4, t counts what all four have done, as the lone one's steps",
+  )
   parser.add_argument("--windows", type=int, default=512)
   parser.add_argument("--json", action="store_true")
   args = parser.parse_args()
