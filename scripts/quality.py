@@ -97,6 +97,7 @@ def study(args, seed):
     lambda path: local(
       path,
       "--learners=4",
+      f"--config.sync.quorum={args.quorum}",
       f"--config.sync.num_syncer_steps={args.steps}",
       *steps,
     ),
