@@ -118,7 +118,8 @@ class Merger:
 
   def _run(self) -> None:
     try:
-      while (job := self._work.get()) is not None:
+      cold = list(range(len(self._outer)))
+      while (job := self._next_job(cold)) is not None:
         target, payload = job
         if isinstance(target, events.Merge):
           self._done(self._merge(target, payload))
@@ -129,6 +130,19 @@ class Merger:
       while (job := self._work.get()) is not None:
         if isinstance(job[0], concurrent.futures.Future):
           job[0].set_exception(error)
+
+  def _next_job(self, cold: list[int]) -> Any:
+    """Waits for work; until there is some, compiles the outer steps to come.
+
+    A compilation within a merge would count as the time that learners take to
+    adopt, and close the grace window of the rounds that follow.
+    """
+    while cold and self._work.empty():
+      p = cold.pop(0)
+      theta = self._kept[p][-1].theta
+      zeros = {path: np.zeros_like(array) for path, array in theta.items()}
+      outer.step(self._tx, theta, zeros, self._outer[p])
+    return self._work.get()
 
   def _merge(
     self, effect: events.Merge, deltas: list[dict[str, np.ndarray]]
