@@ -56,6 +56,7 @@ class Syncer:
     self._bytes_down = 0
     self._finished: events.Finished | None = None
     self._error: BaseException | None = None
+    self._over = threading.Event()  # Finished, or failed.
     self._merger = make_merger(done=self._feed, failed=self._fail)
     self._timer = threading.Thread(
       target=self._run_timer, name="timer", daemon=True
@@ -178,8 +179,7 @@ class Syncer:
     Raises:
       Exception: what ended a thread of the syncer.
     """
-    with self._changed:
-      self._changed.wait_for(lambda: self._finished or self._error, timeout_s)
+    self._over.wait(timeout_s)
     if self._error:
       raise self._error
     return self._finished
@@ -196,6 +196,7 @@ class Syncer:
       )
       for who in list(self._controls):
         self._end(who)
+      self._over.set()
       self._changed.notify_all()
     self._timer.join()
     self._merger.close()
@@ -234,6 +235,7 @@ class Syncer:
         self._inbox.free(key)
       case events.Finished():
         self._finished = effect
+        self._over.set()
     for learner, incarnation, notice in notices.addressed(effect):
       if told := self._controls.get((learner, incarnation)):
         told.tell(self._stamp(), notice)
@@ -311,7 +313,7 @@ class Syncer:
   def _run_timer(self) -> None:
     try:
       with self._changed:
-        while not (self._finished or self._error):
+        while not self._over.is_set():
           due = machine.next_timer(self._state)
           wait_s = None if due is None else due - self._now()
           if wait_s is not None and wait_s <= 0:
@@ -324,6 +326,7 @@ class Syncer:
   def _fail(self, error: BaseException) -> None:
     with self._changed:
       self._error = self._error or error
+      self._over.set()
       self._changed.notify_all()
 
   def _stamp(self) -> port.Stamp:
