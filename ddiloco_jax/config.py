@@ -381,6 +381,7 @@ _RANGES = (
   ("sync.stale", *_one_of("merge", "reject")),
   ("sync.grace_fraction", *_share()),
   ("sync.average_weight", *_share()),
+  ("sync.step_weight", *_share()),
   ("sync.max_staleness", *_at_least(0)),
   ("sync.outlier_factor", *_above_zero()),
   ("sync.lease_s", *_above_zero()),

@@ -22,7 +22,11 @@ class Rules:
     pace: Whose step time t follows: the "median" training learner's, or the
       "fastest".
     grace_fraction: gamma of the adaptive grace window (Eq. 3); 0 turns it off.
-    average_weight: Weight of a new sample in the moving averages.
+    average_weight: Weight of a new sample in the moving averages of quorum and
+      sync times.
+    step_weight: Weight of a new sample in a learner's average step time. With
+      0.2, t outran four learners on two cores by 19 %: the median picks among
+      noisy estimates the low ones.
     stale: "merge" a reply that is anchored at an older base, or "reject" it.
     max_staleness: Versions beyond which a stale reply is refused.
     outlier_factor: A reply whose norm per unit of learning rate is beyond
@@ -55,6 +59,7 @@ class Rules:
   pace: str = "median"
   grace_fraction: float = 0.8
   average_weight: float = 0.2
+  step_weight: float = 0.05
   stale: str = "merge"
   max_staleness: int = 8
   outlier_factor: float = 10.0

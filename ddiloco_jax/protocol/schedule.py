@@ -33,7 +33,10 @@ def reported(turn: Turn, event: events.Reported) -> None:
     turn.stepped = True
     if old.num_steps >= NUM_UNTIMED and not old.waiting:
       sample_s = (turn.now - stepped_at) / steps
-      share = 1 - (1 - turn.rules.average_weight) ** min(steps, 1000)
+      # A plain mean until the average is as long as its weight says.
+      num_timed = old.num_steps - NUM_UNTIMED + steps
+      share = 1 - (1 - turn.rules.step_weight) ** min(steps, 1000)
+      share = max(share, steps / num_timed)
       step_s = average(step_s or None, sample_s, share)
     stepped_at = turn.now
     if reported_t != turn.t:
