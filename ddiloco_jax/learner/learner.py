@@ -51,9 +51,8 @@ class Learner:
     trainer: Owns the train state.
     make_batches: Shard -> Batches.
     cfg: See LearnerConfig.
-    at_boundary: Called after each step with the steps taken, the metrics of an
-      earlier step (maybe none) and this learner's progress, for its records
-      and checkpoints.
+    at_boundary: Called after each step with the steps taken, its metrics and
+      this learner's progress, for its records and checkpoints.
   """
 
   def __init__(
@@ -162,8 +161,7 @@ class Learner:
     follows = self._cfg.lr_index == "syncer"
     index = self._index.next(self._port.stamp().t) if follows else step
     lr = self._trainer.learning_rate(index)
-    metrics = self._trainer.step(batch, index)
-    self._metrics = metrics or self._metrics
+    self._metrics = metrics = self._trainer.step(batch, index)
     tokens = int(np.count_nonzero(batch["weights"]))
     for anchor in self._anchors.values():
       anchor.add(tokens, lr)

@@ -152,17 +152,14 @@ class Link:
       start, slot_s = self._last_slot + 1, self._stamp.step_s
       pulled = list(self._pulls)
     slot_s *= run.cycle_steps / num
-    # A copy is read for two steps: the device reaches its boundary during the
-    # first, and the next boundary's copy is ready only after the second.
-    ahead = math.ceil(2 * step_s / slot_s) if slot_s > 0 and step_s > 0 else 1
+    ahead = math.ceil(step_s / slot_s) if slot_s > 0 and step_s > 0 else 1
     due = [(start + i) % num for i in range(min(num, 1 + ahead))]
     return list(dict.fromkeys(pulled + due))
 
   def offer(self, copies: dict[int, port.Copy]) -> None:
     """Takes this boundary's copies; see the Port.
 
-    The device may still be at the step before it: until a copy is ready, the
-    one of the boundary before answers.
+    Until the device has made one, that of the boundary before answers.
     """
     with self._changed:
       self._earlier, self._copies = self._copies, copies

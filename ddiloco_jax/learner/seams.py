@@ -18,10 +18,10 @@ class Trainer(Protocol):
   def step(
     self, batch: Mapping[str, np.ndarray], index: int
   ) -> Mapping[str, float]:
-    """Takes one step with the learning rate at `index`.
+    """Takes one step with the learning rate at `index`, and waits for it.
 
     Returns:
-      Metrics of an earlier step, once they are there.
+      Its metrics.
     """
     ...
 

@@ -1,7 +1,8 @@
 """A model in training: owns the train state, the jitted step and its checkpoints.
 
-Metrics of a step are read only after the next one is dispatched, so that the
-device never waits for the host.
+In plain training the metrics of a step are read only after the next one is
+dispatched, so that the device never waits for the host. A learner waits for its
+step: what it copies out and puts in at a boundary is then one step fresher.
 """
 
 import time
@@ -62,11 +63,19 @@ class Trainer:
     self._step.lower(self.state, placed).compile()
 
   def step(self, batch: Mapping[str, np.ndarray], index: int) -> Record:
-    """Dispatches a step with the learning rate at `index`.
+    """Takes a step with the learning rate at `index`, and waits for it.
 
     Returns:
-      The record of the step before, empty at the first: step, loss,
-      num_tokens, grad_norm, learning_rate, step_s.
+      Its record: step, loss, num_tokens, grad_norm, learning_rate, step_s.
+    """
+    self.dispatch(batch, index)
+    return self.last()
+
+  def dispatch(self, batch: Mapping[str, np.ndarray], index: int) -> Record:
+    """Starts a step, and waits for the one before it.
+
+    Returns:
+      The record of the step before, empty at the first.
     """
     before = self._pending
     state = self.state.replace(schedule_step=np.int32(index))
@@ -174,7 +183,7 @@ def train(
     batch = batches(position)
     if batch is None:
       return position
-    record = trainer.step(batch, position)
+    record = trainer.dispatch(batch, position)
     if at_boundary(position + 1, record):
       return position + 1
   return num_steps

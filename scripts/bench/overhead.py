@@ -60,9 +60,8 @@ class Gate(Link):
 class Blocks:
   """Times blocks of steps at the boundaries; opens and shuts the gate."""
 
-  def __init__(self, gate, model, num_pairs):
+  def __init__(self, gate, num_pairs):
     self._gate = gate
-    self._model = model
     self._num_pairs = num_pairs
     self._start = 0.0
     self.seconds = {True: [], False: []}
@@ -70,7 +69,6 @@ class Blocks:
   def at_boundary(self, step, metrics, progress):
     if step % BLOCK_STEPS:
       return
-    self._model.last()  # Waits for the device.
     now = time.perf_counter()
     if step > 2 * BLOCK_STEPS:  # The first pair warms up.
       self.seconds[self._gate.is_open].append((now - self._start) / BLOCK_STEPS)
@@ -141,7 +139,7 @@ def measure(args):
         mesh.make_mesh(cfg.mesh),
         seed=None,
       )
-      blocks = Blocks(gate, model, args.pairs)
+      blocks = Blocks(gate, args.pairs)
       learner = Learner(
         gate,
         model,
