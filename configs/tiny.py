@@ -4,10 +4,10 @@ Command:  python -m ddiloco_jax.cli.local --config=configs/tiny.py --learners=4
           python -m ddiloco_jax.train --config=configs/tiny.py   (one, plainly)
 Hardware: two CPU cores, 4 GB of memory.
 Time:     a lone learner takes 0.11 s a step there beside other work, so about
-          40 s for its 360 steps; four share the cores, and take about 2 minutes
-          (estimated from the lone one: 4 x 360 steps on the same two cores).
+          50 s for 480 steps; four share the cores, and take about 2 minutes
+          (not measured on a quiet machine).
 Loss:     nats per byte of held-out text of CPython 3.11. Bigrams: 2.451. A lone
-          learner: 2.65 after 100 steps, 2.34 after 200, 2.13 after 350. Four
+          learner: 2.65 after 100 steps, 2.34 after 200, 2.13 after 350 of 360. Four
           that are merged every step in lockstep, as the protocol would without
           any lag: 2.62, 2.26 and 1.99 (schedule over 400 steps).
 """

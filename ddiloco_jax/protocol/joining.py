@@ -63,7 +63,7 @@ def _refusal(turn: Turn, event: events.Joined) -> tuple[str, str] | None:
       return "FAILED_PRECONDITION", (
         f"learner id {event.learner!r} is live as incarnation "
         f"{old.incarnation} with an open stream; choose another --learner_id, "
-        "or membership.fence it with --takeover"
+        "or fence it with --takeover"
       )
   elif old is None or not old.live:
     most = turn.rules.max_learners

@@ -337,7 +337,9 @@ class Syncer:
   def _check_session(self, session: port.Session) -> None:
     who = session.learner, session.incarnation
     secret = self._secrets.get(who, "")
-    if not (secret and hmac.compare_digest(secret, session.secret)):
+    if not (
+      secret and hmac.compare_digest(secret.encode(), session.secret.encode())
+    ):
       raise ServiceError(
         "UNAUTHENTICATED",
         f"learner {session.learner!r}, incarnation {session.incarnation}: the"

@@ -1,5 +1,6 @@
 """What a learner starts from, and what becomes of a reply to an old version."""
 
+import contextlib
 import dataclasses
 import queue
 import threading
@@ -18,6 +19,7 @@ from ddiloco_jax.protocol.events import Counts, Outcome, Version
 from ddiloco_jax.protocol.rules import Rules
 from ddiloco_jax.training import mesh, trainer
 from ddiloco_jax.wire import codec, port
+from ddiloco_jax.wire.status import ServiceError
 from tests.support import small
 from tests.support.numpy_learner import NumpyLearner, Spoil
 from tests.support.over_grpc import (
@@ -132,9 +134,13 @@ class Slow:
     notices = self.control.notices()
     _, welcome = next(notices)
     self.sessions.append(welcome.session)
-    threading.Thread(
-      target=lambda: [self.notices.put(n) for _, n in notices], daemon=True
-    ).start()
+    threading.Thread(target=self._hear, args=[notices], daemon=True).start()
+
+  def _hear(self, notices) -> None:
+    # The channel may be closed while the stream is read: that ends it here.
+    with contextlib.suppress(ServiceError):
+      for _, notice in notices:
+        self.notices.put(notice)
 
   def fetch(self) -> dict[str, np.ndarray]:
     header, data = self.sync.fetch(self.sessions[-1], 0, 0, False)
