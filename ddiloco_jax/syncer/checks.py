@@ -6,13 +6,11 @@ Every error names the value, the rule and the fix. (spec: wire, rule 10.)
 from ddiloco_jax.wire import codec, port
 from ddiloco_jax.wire.status import ServiceError
 
-PROTOCOL_VERSION = 1
-
 
 def check_hello(hello: port.Hello, spec: port.RunSpec) -> None:
   """Raises FAILED_PRECONDITION for another protocol, run or layout."""
   expected = {
-    "protocol version": (hello.protocol_version, PROTOCOL_VERSION),
+    "protocol version": (hello.protocol_version, port.PROTOCOL_VERSION),
     "run id": (hello.run_id or spec.run_id, spec.run_id),
     "layout digest": (hello.layout_digest, spec.layout.digest()),
   }

@@ -8,13 +8,13 @@ import re
 from typing import Any
 
 from ddiloco_jax.protocol import events
+from ddiloco_jax.protocol.check import MAX_COUNT
 from ddiloco_jax.wire import port
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError
 
 LEARNER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MAX_TEXT = 256  # Characters of a nonce, a secret or a name.
-MAX_COUNT = 1 << 53  # Exact in float64, in which weights are computed.
 
 FORMATS: dict[str, Any] = {
   "float32": pb.FORMAT_FLOAT32,

@@ -13,7 +13,6 @@ from ddiloco_jax.wire.options import MAX_MESSAGE_BYTES
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError
 
-PROTOCOL_VERSION = 1
 MAX_METRICS = 64
 
 _RUN_FIELDS = (
@@ -37,7 +36,7 @@ _RUN_FIELDS = (
 def run_to_pb(spec: port.RunSpec) -> pb.Run:
   """Raises ValueError for a run that does not fit into one message."""
   run = pb.Run(
-    protocol_version=PROTOCOL_VERSION,
+    protocol_version=port.PROTOCOL_VERSION,
     layout=[
       pb.Leaf(path=path, dtype=dtype, shape=shape, fragment=fragment)
       for path, dtype, shape, fragment in spec.layout.leaves
@@ -59,11 +58,11 @@ def run_to_pb(spec: port.RunSpec) -> pb.Run:
 
 def run_from_pb(run: pb.Run) -> port.RunSpec:
   """Raises ServiceError for a run that this learner cannot take part in."""
-  if run.protocol_version != PROTOCOL_VERSION:
+  if run.protocol_version != port.PROTOCOL_VERSION:
     raise ServiceError(
       "FAILED_PRECONDITION",
       f"the syncer speaks protocol version {run.protocol_version}, this"
-      f" learner {PROTOCOL_VERSION}: use the same release on both sides.",
+      f" learner {port.PROTOCOL_VERSION}: use the same release on both sides.",
     )
   try:
     layout = Layout(

@@ -14,6 +14,8 @@ import numpy as np
 from ddiloco_jax.algorithm.fragments import Fragment, Layout
 from ddiloco_jax.protocol import events
 
+PROTOCOL_VERSION = 1
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
@@ -130,7 +132,7 @@ class Hello:
   learner: str
   nonce: str
   layout_digest: str
-  protocol_version: int = 1
+  protocol_version: int = PROTOCOL_VERSION
   run_id: str = ""
   takeover: bool = False
   bases: tuple[events.Version, ...] = ()
