@@ -86,6 +86,18 @@ class RunConfig:
   connect_timeout_s: float = 120.0
   max_solo_s: float = 3600.0
 
+  def __post_init__(self):
+    _check(self, "directory", bool(self.directory), "a path")
+    _check(self, "seed", 0 <= self.seed < 2**32, "in 0..2**32-1")
+    for name in ("num_steps", "log_every_steps", "max_to_keep"):
+      _check(self, name, getattr(self, name) >= 1, "at least 1")
+    for name in ("max_steps", "checkpoint_every_steps"):
+      _check(self, name, getattr(self, name) >= 0, "at least 0")
+    for name in ("checkpoint_every_s", "connect_timeout_s"):
+      _check(self, name, getattr(self, name) > 0, "above 0")
+    known = self.lr_index in ("syncer", "own")
+    _check(self, "lr_index", known, 'one of "syncer", "own"')
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
@@ -138,10 +150,6 @@ def check(config: Config) -> None:
   Raises:
     ValueError: names both, with their values and the inequality.
   """
-  for name, holds, rule in _RANGES:
-    value = _get(config, name)
-    if not holds(value):
-      raise ValueError(f"{name} is {value!r}: it must be {rule}.")
   for inequality, reason in _RELATIONS.items():
     left, relation, right = inequality.split()
     a, b = _get(config, left), _get(config, right)
@@ -355,58 +363,11 @@ _RELATIONS = {
 }
 
 
-def _at_least(bound: float) -> tuple[Any, str]:
-  return (lambda value: value >= bound), f"at least {bound}"
-
-
-def _above_zero() -> tuple[Any, str]:
-  return (lambda value: value > 0), "above 0"
-
-
-def _one_of(*choices: str) -> tuple[Any, str]:
-  return (lambda value: value in choices), f"one of {', '.join(choices)}"
-
-
-def _share() -> tuple[Any, str]:
-  return (lambda value: 0 <= value <= 1), "in 0..1"
-
-
-_RANGES = (
-  ("sync.num_fragments", *_at_least(1)),
-  ("sync.max_open_rounds", *_at_least(1)),
-  ("sync.quorum", *_at_least(1)),
-  ("sync.alpha", *_share()),
-  ("sync.members", *_one_of("live", "reported")),
-  ("sync.pace", *_one_of("median", "fastest")),
-  ("sync.stale", *_one_of("merge", "reject")),
-  ("sync.grace_fraction", *_share()),
-  ("sync.average_weight", *_share()),
-  ("sync.step_weight", *_share()),
-  ("sync.max_staleness", *_at_least(0)),
-  ("sync.outlier_factor", *_above_zero()),
-  ("sync.lease_s", *_above_zero()),
-  ("sync.min_deadline_s", *_above_zero()),
-  ("sync.flush_s", *_at_least(0)),
-  ("sync.acknowledge_s", *_at_least(0)),
-  ("sync.num_syncer_steps", *_at_least(0)),
-  ("sync.num_tokens", *_at_least(0)),
-  ("sync.adoption_delay_steps", *_at_least(0)),
-  ("sync.max_ahead", *_at_least(0)),
-  ("data.max_bytes", *_at_least(1)),
-  ("data.piece_bytes", *_at_least(1)),
-  ("data.held_out_every", *_at_least(2)),
-  ("data.num_epochs", lambda n: n is None or n >= 1, "at least 1, or None"),
-  ("run.directory", bool, "a path"),
-  ("run.seed", lambda n: 0 <= n < 2**32, "in 0..2**32-1"),
-  ("run.num_steps", *_at_least(1)),
-  ("run.max_steps", *_at_least(0)),
-  ("run.lr_index", *_one_of("syncer", "own")),
-  ("run.log_every_steps", *_at_least(1)),
-  ("run.checkpoint_every_steps", *_at_least(0)),
-  ("run.checkpoint_every_s", *_above_zero()),
-  ("run.max_to_keep", *_at_least(1)),
-  ("run.connect_timeout_s", *_above_zero()),
-)
+def _check(cfg: RunConfig, name: str, holds: bool, rule: str) -> None:
+  if not holds:
+    raise ValueError(
+      f"run.{name} is {getattr(cfg, name)!r}: it must be {rule}."
+    )
 
 
 def _get(config: Any, name: str) -> Any:

@@ -44,6 +44,13 @@ class DataConfig:
   held_out_every: int = 20
   num_epochs: int | None = None
 
+  def __post_init__(self):
+    for name in ("max_bytes", "piece_bytes"):
+      _check(self, name, getattr(self, name) >= 1, "at least 1")
+    _check(self, "held_out_every", self.held_out_every >= 2, "at least 2")
+    is_some = self.num_epochs is None or self.num_epochs >= 1
+    _check(self, "num_epochs", is_some, "at least 1, or None")
+
 
 def read_documents(cfg: DataConfig) -> list[bytes]:
   """The documents of a source, UTF-8, in a fixed order.
@@ -214,3 +221,10 @@ def _records(path: str) -> Iterator[bytes]:
   records: Any = grain.sources.ArrayRecordDataSource([path])
   for index in range(len(records)):
     yield records[index]
+
+
+def _check(cfg: DataConfig, name: str, holds: bool, rule: str) -> None:
+  if not holds:
+    raise ValueError(
+      f"data.{name} is {getattr(cfg, name)!r}: it must be {rule}."
+    )

@@ -76,3 +76,35 @@ class Rules:
   max_learners: int = 64
   num_shards: int = 64
   fragment_params: tuple[int, ...] = ()
+
+  def __post_init__(self):
+    for name in ("num_fragments", "max_open_rounds", "quorum"):
+      _check(self, name, getattr(self, name) >= 1, "at least 1")
+    for name in ("alpha", "grace_fraction", "average_weight", "step_weight"):
+      _check(self, name, 0 <= getattr(self, name) <= 1, "in 0..1")
+    for name in ("outlier_factor", "lease_s", "min_deadline_s"):
+      _check(self, name, getattr(self, name) > 0, "above 0")
+    for name in (
+      "max_staleness",
+      "flush_s",
+      "acknowledge_s",
+      "num_syncer_steps",
+      "num_tokens",
+      "adoption_delay_steps",
+      "max_ahead",
+    ):
+      _check(self, name, getattr(self, name) >= 0, "at least 0")
+    for name, *choices in (
+      ("members", "live", "reported"),
+      ("pace", "median", "fastest"),
+      ("stale", "merge", "reject"),
+    ):
+      known = getattr(self, name) in choices
+      _check(self, name, known, f"one of {', '.join(choices)}")
+
+
+def _check(rules: Rules, name: str, holds: bool, rule: str) -> None:
+  if not holds:
+    raise ValueError(
+      f"sync.{name} is {getattr(rules, name)!r}: it must be {rule}."
+    )
