@@ -121,7 +121,9 @@ def _replied(state: State, event: events.Replied) -> None:
 
 def _published(state: State, p: int, version: Version) -> None:
   newest = state.fragments[p].version
-  if not membership.is_valid_base(state, p, version):
+  # One of an earlier epoch may have been published, and rolled back since.
+  earlier = 1 <= version.epoch < state.epoch and version.n >= 0
+  if not (earlier or membership.is_valid_base(state, p, version)):
     raise ValueError(
       f"applied version {version.n} of epoch {version.epoch} of fragment {p} "
       f"was never published here; the newest is {newest.n} of epoch "

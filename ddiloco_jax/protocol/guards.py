@@ -33,7 +33,9 @@ def fault_of(turn: Turn, event: events.Replied) -> tuple[str, str] | None:
     )
   own = turn.learners[event.learner].bases[p]
   if ledger.find(account, event.incarnation, base) is None and (
-    own is not None and base.n < own.n
+    own is not None
+    and base.n < own.n
+    and membership.is_valid_base(turn, p, own)
   ):
     return "base_replaced", (
       f"{event.learner} adopted version {own.n} of fragment {p} before it was "

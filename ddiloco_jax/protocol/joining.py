@@ -206,30 +206,24 @@ def _welcome(turn: Turn, learner: Learner, *, reconnect: bool) -> None:
 def _restate_bases(
   turn: Turn, learner: Learner, bases: tuple[Version, ...]
 ) -> None:
-  """Takes over the bases that a joining process says it trains from."""
+  """Takes over the bases that a joining process says it trains from.
+
+  Also those that a restart rolled back: its counts go on from them.
+  """
   for p, base in enumerate(bases[: turn.rules.num_fragments]):
-    if not membership.is_valid_base(turn, p, base):
-      turn.publish_to(
-        events.Receiver(
-          learner.learner, learner.incarnation, Outcome.NOT_ASKED
-        ),
-        p,
-        f"version {base.n} of epoch {base.epoch} of fragment {p} was rolled "
-        "back; take the newest",
-      )
-    elif learner.bases[p] != base:
+    if learner.bases[p] != base:
       membership.adopt(turn, turn.learners[learner.learner], p, base, ZERO)
-    if (
-      membership.is_valid_base(turn, p, base)
-      and base.n < turn.fragments[p].version.n
-    ):
+    newest = turn.fragments[p].version
+    if not membership.is_valid_base(turn, p, base):
+      membership.replace_rolled_back(turn, learner, p, base)
+    elif base.n < newest.n:
       turn.publish_to(
         events.Receiver(
           learner.learner, learner.incarnation, Outcome.NOT_ASKED
         ),
         p,
-        f"fragment {p} is at version {turn.fragments[p].version.n} and "
-        f"{learner.learner} at {base.n}",
+        f"fragment {p} is at version {newest.n} and {learner.learner} at "
+        f"{base.n}",
       )
 
 

@@ -3,6 +3,7 @@
 (arXiv 2604.21428, Sec. 3.1.)
 """
 
+from ddiloco_jax.protocol import membership
 from ddiloco_jax.protocol.state import Due, Learner, Round, State
 from ddiloco_jax.protocol.turn import Turn
 
@@ -30,6 +31,8 @@ def has_progress(turn: Turn, learner: Learner, p: int) -> bool:
   base = learner.bases[p]
   if base is None or learner.counts[p].steps < 1:
     return False
+  if not membership.is_valid_base(turn, p, base):
+    return False  # It was rolled back, and is about to be replaced.
   return base.n >= turn.account(learner.learner, p).merged_n
 
 

@@ -24,6 +24,20 @@ def is_valid_base(state: State | Turn, fragment: int, base: Version) -> bool:
   return 0 <= base.n <= min(start[fragment] for start in later)
 
 
+def replace_rolled_back(
+  turn: Turn, learner: Learner, fragment: int, base: Version
+) -> None:
+  """Points a process that trains from a lost version to the newest."""
+  turn.publish_to(
+    events.Receiver(
+      learner.learner, learner.incarnation, events.Outcome.NOT_ASKED
+    ),
+    fragment,
+    f"version {base.n} of epoch {base.epoch} of fragment {fragment} was rolled "
+    "back; take the newest",
+  )
+
+
 def adopt(
   turn: Turn, learner: Learner, fragment: int, base: Version, counts: Counts
 ) -> Learner:

@@ -124,7 +124,10 @@ def applied(turn: Turn, event: events.Applied) -> None:
   learner = membership.hear(turn, learner)
   base = learner.bases[p]
   if not membership.is_valid_base(turn, p, event.version):
-    turn.count("applied_unknown")
+    # Fetched before a restart that rolled it back, and adopted after it.
+    turn.count("applied_rolled_back")
+    membership.adopt(turn, learner, p, event.version, event.counts)
+    membership.replace_rolled_back(turn, learner, p, event.version)
     return
   if (
     base is not None

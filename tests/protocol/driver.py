@@ -9,7 +9,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Sequence
 
-from ddiloco_jax.protocol import events, machine
+from ddiloco_jax.protocol import check, events, machine
 from ddiloco_jax.protocol.events import Counts, Position, Version
 from ddiloco_jax.protocol.rules import Rules
 
@@ -39,6 +39,7 @@ class Learner:
     self.counts: list[Counts] = []
     self.bases: list[Version] = []
     self.copies: dict[int, tuple[Version, Counts]] = {}
+    self.known: dict[int, int] = {}
     self.fresh: dict[int, Version] = {}
     self.deferred: list[events.Pull] = []
     self.position = Position(0, 0)
@@ -56,13 +57,12 @@ class Run:
     learners: Sequence[Learner],
     *,
     merge_s: float = 0.01,
-    check: Callable[[machine.State], None] | None = None,
   ):
     self.rules = rules
     self.state = machine.initial(rules)
     self.learners = {learner.name: learner for learner in learners}
     self.merge_s = merge_s
-    self.check = check
+    self.is_down = False
     self.now = 0.0
     self.events: list[events.Event] = []
     self.effects: list[events.Effect] = []
@@ -79,12 +79,10 @@ class Run:
 
   def run(self, until: float = 1e9, stop=lambda run: False) -> "Run":
     while self._heap and self.finished is None and not stop(self):
-      time, _, do, arguments = heapq.heappop(self._heap)
-      if time > until:
-        heapq.heappush(self._heap, (time, next(self._order), do, arguments))
+      if self._heap[0][0] > until:
         self.now = until
         break
-      self.now = time
+      self.now, _, do, arguments = heapq.heappop(self._heap)
       do(*arguments)
     return self
 
@@ -93,14 +91,14 @@ class Run:
 
   def tell(self, event: events.Event) -> None:
     event = dataclasses.replace(event, time=self.now)
+    if not isinstance(event, events.Pushing):
+      check.check(self.state, event)  # Honest learners are never refused.
     self.events.append(event)
     self.state, effects = machine.step(self.state, event)
     self.effects += effects
     self.times += [self.now] * len(effects)
     for effect in effects:
       self._obey(effect)
-    if self.check is not None:
-      self.check(self.state)
     at = machine.next_timer(self.state)
     if at is not None and (self._tick_at is None or at < self._tick_at):
       self._tick_at = at
@@ -119,6 +117,25 @@ class Run:
     self.learners[name] = learner
     self._join(learner, takeover=True)
 
+  def kill_syncer(self, saved: machine.State, downtime_s: float) -> None:
+    """It vanishes, and is restored later from what it had saved."""
+    kept = {self._stepped, self._beat}
+    self._heap = [entry for entry in self._heap if entry[2] in kept]
+    heapq.heapify(self._heap)
+    self.is_down, self._tick_at = True, None
+    self.at(self.now + downtime_s, self._restore, machine.save(saved))
+
+  def _restore(self, saved: dict) -> None:
+    self.is_down = False
+    self.state = machine.restore(self.rules, saved)
+    for learner in self.learners.values():
+      learner.deferred = []
+      self.tell(
+        events.Joined(
+          learner=learner.name, nonce=learner.nonce, bases=tuple(learner.bases)
+        )
+      )
+
   def _tick(self, at: float) -> None:
     if self._tick_at == at:
       self._tick_at = None
@@ -130,6 +147,8 @@ class Run:
     )
 
   def _send(self, learner: Learner, event, delay: float = 0.0) -> None:
+    if self.is_down:
+      return
     event = self._stamp(learner, event)
     self.at(self.now + learner.up_s + delay, self.tell, event)
 
@@ -165,10 +184,19 @@ class Run:
 
   def _begin(self, learner: Learner, welcome: events.Welcome) -> None:
     learner.incarnation = welcome.incarnation
+    if welcome.reconnect:
+      for p, clock in enumerate(welcome.clocks):
+        base = learner.bases[p]
+        rolled_back = base.epoch < self.state.epoch and base.n > clock.n0
+        learner.known[p] = 0 if rolled_back else base.n
+        if clock.version.n > base.n:
+          learner.fresh[p] = clock.version
+      return
     learner.position = welcome.positions[0]
     cumulative = self.rules.wait_for_publication or self.rules.max_ahead
     learner.step = welcome.t if cumulative else 0
     learner.bases = [clock.version for clock in welcome.clocks]
+    learner.known = {p: base.n for p, base in enumerate(learner.bases)}
     learner.counts = [Counts()] * len(learner.bases)
     for p, base in enumerate(learner.bases):
       self._send(
@@ -238,7 +266,7 @@ class Run:
 
   def _adopt(self, learner: Learner) -> None:
     for p, version in learner.fresh.items():
-      if version.n < learner.bases[p].n:
+      if version.n < learner.known[p]:
         continue
       self._send(
         learner,
@@ -249,7 +277,7 @@ class Run:
           counts=learner.counts[p],
         ),
       )
-      learner.bases[p] = version
+      learner.bases[p], learner.known[p] = version, version.n
       learner.counts[p] = Counts()
       learner.copies.pop(p, None)
     learner.fresh = {}

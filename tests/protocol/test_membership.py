@@ -267,7 +267,17 @@ def test_bases_of_an_older_epoch_stay_valid_up_to_n0():
   publish = only(effects, events.Publish)
   assert publish.version == Version(1, 1)
   assert "rolled back" in publish.reason
-  assert lost.state.learners["L9"].bases[0] is None
+  # It is known, and nobody asks for what would be refused.
+  assert lost.state.learners["L9"].bases[0] == rolled_back
+  lost.tell(
+    events.Reported(
+      learner="L9",
+      incarnation=lost.state.learners["L9"].incarnation,
+      step=1,
+      counts=(events.Counts(1, 100),),
+    )
+  )
+  assert not lost.of(events.Pull)
 
 
 def test_a_welcome_after_a_restart_names_the_last_merged_reply():
