@@ -1,138 +1,203 @@
 """Quality of a run, measured: the tables of docs/quality.md. Resumable.
 
-  python scripts/quality.py --out=runs/quality --json
+  python scripts/quality.py --out=runs/quality --table=quality.md --json
+  python scripts/quality.py --only=compare --config.outer.learning_rate=1.0
 
-(a) A real run of four learners, one killed and restarted: its tape imposed on
-    arithmetic that is written apart must give the same parameters.
-(b) For each seed, four learners with a syncer against one lone learner of the
-    same steps, batch and schedule: held-out loss over the same windows.
+imposed: A real run of four learners, one killed and restarted; its tape imposed
+    on arithmetic that is written apart must give the same parameters.
+compare: For each seed, learners with a syncer; then, alone on the machine, one
+    lone learner. That is plain training of as many steps as a learner of the
+    others took on average, its cosine over so many, with the same first
+    parameters, batch size and warm-up. Held-out loss over the same windows.
 
-What lies under --out is not run again. About half an hour on two CPU cores.
+--config.SECTION.NAME=VALUE overrides a setting of both arms of `compare`. What
+lies under --out with equal settings is not run again.
 """
 
 import argparse
+import dataclasses
+import hashlib
 import json
-import os
+import logging
 import pathlib
-import shutil
 import statistics
-import subprocess
 import sys
 
 import numpy as np
+from absl import flags
+from improvement import improvement, over_seeds, to_markdown
+from resumable import commit, finish, once
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # For the tests' reference.
 CONFIG = "configs/tiny.py"
-STUDENT_T_2 = 4.303  # 97.5 % point for three seeds.
+SET_HERE = {
+  "run.seed": "--seeds",
+  "run.num_steps": "--steps",
+  "sync.num_syncer_steps": "--steps",
+  "train.decay_steps": "--steps",
+  "evaluate.num_windows": "--windows",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+  """What all seeds of a comparison share.
+
+  Attributes:
+    steps: The syncer steps at which the learners' run ends.
+    learners: How many learners the syncer has.
+    windows: Held-out windows that both arms are evaluated over.
+    overrides: --config.SECTION.NAME=VALUE, for both arms.
+  """
+
+  steps: int
+  learners: int
+  windows: int
+  overrides: tuple[str, ...] = ()
+
+  def flags(self, steps: int, seed: int = 0) -> tuple[str, ...]:
+    """The flags of an arm whose learning rate decays over so many steps."""
+    return (
+      f"--config={CONFIG}",
+      "--config.evaluate.every_steps=0",
+      *self.overrides,
+      f"--config.run.seed={seed}",
+      f"--config.run.num_steps={steps}",
+      f"--config.sync.num_syncer_steps={steps}",
+      f"--config.train.decay_steps={steps}",
+      f"--config.evaluate.num_windows={self.windows}",
+    )
+
+  def describe(self) -> str:
+    """The settings as a line of a document."""
+    overrides = "".join(f", `{text}`" for text in self.overrides)
+    return (
+      f"{self.learners} learners with a syncer to t = {self.steps} against a"
+      f" lone one, {self.windows} held-out windows, `{CONFIG}`{overrides}:"
+    )
+
+  def key(self) -> str:
+    """Names a directory: other settings of any kind have another one.
+
+    Raises:
+      ValueError: the overrides are none, or set what an option here sets.
+    """
+    from ddiloco_jax import config
+
+    argv = ["", f"--config={ROOT / CONFIG}", *self.overrides]
+    values = flags.FlagValues()
+    config.define_flag(values, argv)
+    if rest := values(argv)[1:]:
+      raise ValueError(f"{rest[0]!r} is no option and no override")
+    for name in config.overridden(values):
+      if option := SET_HERE.get(name):
+        raise ValueError(f"--config.{name} is not for both arms: use {option}")
+    digest = config.digest(config.parsed(values))[:8]
+    return f"{self.learners}x{self.steps}_{self.windows}_{digest}"
 
 
 def main():
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
-  parser.add_argument("--out", type=pathlib.Path, default="runs/quality")
-  parser.add_argument("--steps", type=int, default=600)
-  parser.add_argument("--seeds", type=int, default=3)
-  parser.add_argument(
-    "--quorum",
-    type=int,
-    default=4,
-    help="K; with 4, t counts what all four have done, as the lone one's steps",
-  )
-  parser.add_argument("--windows", type=int, default=512)
-  parser.add_argument("--json", action="store_true")
-  args = parser.parse_args()
-  args.out.mkdir(parents=True, exist_ok=True)
-  imposed = once(args.out / "imposed.json", lambda: study_imposed(args.out))
-  rows = [
-    once(args.out / f"seed_{seed}.json", lambda seed=seed: study(args, seed))
-    for seed in range(args.seeds)
-  ]
-  figures = {**imposed, **summary(rows)}
-  print_table(rows, figures)
+  args, study, key = parse()
+  imposed, rows = {}, []
+  if args.only != "compare":
+    imposed = run_imposed(args.out)
+  if args.only != "imposed":
+    out = args.out / key
+    rows = [
+      once(out / f"seed_{n}.json", lambda n=n: compare(study, out, n))
+      for n in range(args.seeds)
+    ]
+  text = to_markdown(study.describe(), rows, imposed)
+  print(text)
+  if args.table:
+    args.table.write_text(text + "\n")
   if args.json:
-    print(
-      json.dumps(
-        {
-          "name": "quality",
-          "figures": figures,
-          "settings": {
-            name: str(value) for name, value in sorted(vars(args).items())
-          }
-          | {"rows": rows},
-          "commit": commit(),
-        }
-      )
-    )
+    result = {
+      "name": "quality",
+      "figures": {**imposed, **over_seeds(rows), "seeds": rows},
+      "settings": {"config": CONFIG, **dataclasses.asdict(study)},
+      "commit": commit(),
+    }
+    print(json.dumps(result, allow_nan=False))
 
 
-def once(path, make):
-  """The result at a path, made if it is not there."""
-  if not path.exists():
-    result = make()
-    path.write_text(json.dumps(result | {"commit": commit()}))
-  return json.loads(path.read_text())
+def parse():
+  """The options, the comparison that they describe, and its key."""
+  parser = argparse.ArgumentParser(
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
+  )
+  add = parser.add_argument
+  add("--out", type=pathlib.Path, default="runs/quality")
+  add("--only", choices=("imposed", "compare"))
+  add("--steps", type=int, default=600, help="of the syncer")
+  add("--seeds", type=int, default=3, help="how many, from 0")
+  add("--learners", type=int, default=4)
+  add("--windows", type=int, default=512, help="held-out windows")
+  add("--table", type=pathlib.Path, help="write the tables here, as markdown")
+  add("--json", action="store_true", help="all figures as the last line")
+  args, overrides = parser.parse_known_args()
+  study = Comparison(
+    steps=args.steps,
+    learners=args.learners,
+    windows=args.windows,
+    overrides=tuple(overrides),
+  )
+  try:
+    return args, study, study.key()
+  except (ValueError, flags.Error) as error:
+    parser.error(str(error))
 
 
-def study_imposed(out):
+def run_imposed(out):
+  """A run with a kill against its reference, as the test has it."""
   from tests.run import test_imposed
 
-  run_dir = finish(
-    out / "imposed", lambda path: local(path, *test_imposed.FLAGS)
-  )
-  worst, num_merges = test_imposed.compare(run_dir)
-  return {"imposed_error": float(worst), "imposed_merges": num_merges}
+  flags = (f"--config={CONFIG}", *test_imposed.FLAGS)
+  settings = repr(flags).encode() + (ROOT / CONFIG).read_bytes()
+  path = out / f"imposed_{hashlib.sha256(settings).hexdigest()[:8]}"
+
+  def compare():
+    run_dir = finish(path, "ddiloco_jax.cli.local", *flags)
+    worst, num_merges = test_imposed.compare(run_dir)
+    return {"imposed_error": float(worst), "imposed_merges": num_merges}
+
+  return once(path.with_suffix(".json"), compare)
 
 
-def study(args, seed):
+def compare(study, out, seed):
   """Both arms of one seed; losses are nats per token of the same windows."""
-  steps = [
-    f"--config.run.seed={seed}",
-    f"--config.train.decay_steps={args.steps}",
-    f"--config.evaluate.num_windows={args.windows}",
-  ]
-  four = finish(
-    args.out / f"four_{seed}",
-    lambda path: local(
-      path,
-      "--learners=4",
-      f"--config.sync.quorum={args.quorum}",
-      f"--config.sync.num_syncer_steps={args.steps}",
-      *steps,
-    ),
+  run_dir = finish(
+    out / f"learners_{seed}",
+    "ddiloco_jax.cli.local",
+    f"--learners={study.learners}",
+    *study.flags(study.steps, seed),
   )
-  lone = finish(
-    args.out / f"lone_{seed}",
-    lambda path: call(
-      "ddiloco_jax.train",
-      f"--run_dir={path}",
-      f"--config.run.num_steps={args.steps}",
-      "--config.evaluate.every_steps=0",
-      *steps,
-    ),
+  summary = json.loads((run_dir / "summary.json").read_text())
+  steps = list(summary["steps_by_learner"].values())
+  lone_steps = round(statistics.mean(steps))
+  lone_dir = finish(
+    out / f"lone_{seed}", "ddiloco_jax.train", *study.flags(lone_steps, seed)
   )
-  losses = {
-    "four": window_losses(four, args.windows),
-    "lone": window_losses(lone, args.windows),
-  }
-  summary = json.loads((four / "summary.json").read_text())
-  gain = 1 - losses["four"] / losses["lone"]
+  losses, lone_losses = window_losses(run_dir), window_losses(lone_dir)
+  percent, error = improvement(losses, lone_losses)
   return {
     "seed": seed,
-    "four": float(losses["four"].mean()),
-    "lone": float(losses["lone"].mean()),
-    "gain_percent": 100
-    * float(1 - losses["four"].mean() / losses["lone"].mean()),
-    "windows_better": float((gain > 0).mean()),
-    "contributors_median": summary["contributors_median"],
-    "realised_h_median": statistics.median(
-      h for h in summary["realised_h"] if h
-    ),
+    "steps_by_learner": steps,
+    "lone_steps": lone_steps,
+    "loss": float(losses.mean()),
+    "lone_loss": float(lone_losses.mean()),
+    "improvement_percent": percent,
+    "standard_error_percent": error,
+    "contributors_mean": sum(summary["merges_by_learner"].values())
+    / summary["num_merges"],
+    "realised_h_mean": statistics.mean(h for h in summary["realised_h"] if h),
   }
 
 
-def window_losses(run_dir, num_windows):
+def window_losses(run_dir):
   """Loss of a run's newest parameters on each held-out window, nats a token."""
   import jax
 
@@ -142,84 +207,17 @@ def window_losses(run_dir, num_windows):
   from ddiloco_jax.training import step
   from ddiloco_jax.training.checkpoint import Checkpoints
 
-  cfg = config.freeze(config.load_file(str(ROOT / CONFIG)))
+  logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax has remarks.
+  cfg = config.from_json((run_dir / "config.json").read_text())
   with Checkpoints(run_dir / "checkpoints", read_only=True) as saved:
     params = saved.restore(max(saved.steps()))["params"]
     params = jax.tree.map(jax.numpy.asarray, params)
   model = transformer.make_model(cfg.model)
   one_window = jax.jit(lambda batch: step.sum_loss(model, params, batch)[0])
-  losses = []
-  for batch in stream.held_out(
-    cfg.data, cfg.train.seq_len, num_windows, batch_size=1
-  ):
-    losses.append(float(one_window(batch)) / batch["weights"].sum())
-  return np.array(losses)
-
-
-def summary(rows):
-  gains = [row["gain_percent"] for row in rows]
-  mean = statistics.mean(gains)
-  half = 0.0
-  if len(gains) == 3:
-    half = STUDENT_T_2 * statistics.stdev(gains) / len(gains) ** 0.5
-  return {
-    "gain_percent": mean,
-    "gain_low": mean - half,
-    "gain_high": mean + half,
-  }
-
-
-def print_table(rows, figures):
-  print("| seed | four learners | one learner | better by | contributors | H |")
-  print("|---|---|---|---|---|---|")
-  for row in rows:
-    print(
-      f"| {row['seed']} | {row['four']:.4f} | {row['lone']:.4f} |"
-      f" {row['gain_percent']:.1f} % | {row['contributors_median']} |"
-      f" {row['realised_h_median']:.1f} |"
-    )
-  print(
-    f"mean gain {figures['gain_percent']:.2f} %, 95 % interval over seeds"
-    f" {figures['gain_low']:.2f} to {figures['gain_high']:.2f} %"
+  windows = stream.held_out(
+    cfg.data, cfg.train.seq_len, cfg.evaluate.num_windows, batch_size=1
   )
-  print(
-    f"imposed tape: {figures['imposed_merges']} merges, largest difference"
-    f" {figures['imposed_error']:.2e} of the largest movement of a tensor"
-  )
-
-
-def local(run_dir, *overrides):
-  call("ddiloco_jax.cli.local", f"--run_dir={run_dir}", *overrides)
-
-
-def call(module, *flags):
-  subprocess.run(
-    [sys.executable, "-m", module, f"--config={CONFIG}", *flags],
-    cwd=ROOT,
-    check=True,
-    stdout=sys.stderr,
-    env={**os.environ, "PYTHONPATH": str(ROOT)},
-  )
-
-
-def finish(path, run):
-  """The absolute path of a run's directory, made anew if it is not whole."""
-  path = path.resolve()
-  if not (path / "done").exists():
-    if path.exists():
-      shutil.rmtree(path)
-    run(path)
-    (path / "done").touch()
-  return path
-
-
-def commit():
-  return subprocess.run(
-    ["git", "rev-parse", "--short", "HEAD"],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-  ).stdout.strip()
+  return np.array([float(one_window(w)) / w["weights"].sum() for w in windows])
 
 
 if __name__ == "__main__":
