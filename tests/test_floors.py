@@ -45,7 +45,7 @@ LIGHT = (
 # One library, one file that knows it.
 ONLY_IN = {
   "orbax": {"ddiloco_jax.training.checkpoint"},
-  "ml_collections": {"ddiloco_jax.config"},
+  "ml_collections": {"ddiloco_jax.config.flag"},
 }
 
 

@@ -319,6 +319,11 @@ def test_json_does_not_depend_on_the_order_of_its_keys():
   assert config.digest(config.from_json(turned)) == config.digest(cfg)
 
 
+def test_json_that_is_no_object_is_refused():
+  with pytest.raises(ValueError, match="settings is"):
+    config.from_json("[1]")
+
+
 def test_an_unknown_key_in_json_is_refused():
   with pytest.raises(ValueError, match=r"nearest is 'sync\.quorum'"):
     config.from_json('{"sync": {"quorun": 1}}')
