@@ -32,7 +32,7 @@ from ddiloco_jax.syncer.merger import Merger, Tensors
 from ddiloco_jax.syncer.store import Store
 from ddiloco_jax.syncer.syncer import Syncer
 from ddiloco_jax.training import metrics
-from ddiloco_jax.wire import port
+from ddiloco_jax.wire import messages, port
 
 _log = logging.getLogger(__name__)
 _STOP_GRACE_S = 2.0  # For the last words of open calls.
@@ -46,14 +46,15 @@ class SyncerRun:
   Args:
     cfg: Settings; what the checkpoint says of the run rules at a restore.
     run_dir: The run's directory.
-    restore: Go on from its newest checkpoint.
+    restore: Go on with the run in it.
     theta: Parameters to start from, path -> float32 array; None to initialise
       `cfg.model` from `cfg.run.seed`.
     tx: The outer optimizer; None for the one of `cfg.outer`.
 
   Raises:
     InUse: see Store.
-    ValueError: settings that do not fit the model, or the checkpoint.
+    ValueError: settings that do not fit the model, or the checkpoint; a run
+      that has reached its end.
   """
 
   def __init__(
@@ -80,28 +81,34 @@ class SyncerRun:
     with contextlib.ExitStack() as stack:
       self.store = Store(run_dir, restore, cfg.run.max_to_keep)
       stack.callback(self.store.close)
-      if restore:
-        tensors, saved, spec = self.store.restore(layout, tx)
+      if self.store.has_progress:
+        tensors, saved, record = self.store.restore(layout, tx)
         state = machine.restore(rules, saved, self.store.epoch)
-        run_id = spec["run_id"]
+        _check_goes_on(state, self.store.path)
+        run_id = record["run_id"]
       else:
+        if self.store.epoch > 1:
+          _log.info("%s has no checkpoint yet: the run begins afresh", run_dir)
         tensors = _split(params, layout, tx)
         state = machine.initial(rules, self.store.epoch)
         run_id = f"{cfg.run.name}-{secrets.token_hex(4)}"
+      spec = run_spec(cfg, layout, run_id, state.epoch)
       self._record = {
         "run_id": run_id,
         "layout_digest": layout.digest(),
         "config": json.loads(config.to_json(cfg)),
       }
       self._every_s = cfg.run.checkpoint_every_s
+      self.store.begin()
       (self.store.path / "config.json").write_text(config.to_json(cfg))
       head = tape.header(state, run_id=run_id, libraries=_versions())
       self._tape = tape.TapeWriter(self.store.tape, head)
       self._metrics = metrics.MetricsWriter(self.store.path / "metrics.jsonl")
       stack.callback(self._metrics.close)
-      self.syncer = self._make_syncer(cfg, layout, run_id, state, tensors, tx)
+      self.syncer = self._make_syncer(cfg, spec, state, tensors, tx)
       stack.callback(lambda: self._tape.close(self.syncer.close()))
       self._save()
+      self.store.wait()  # Who joins finds the same run after any restart.
       self._closing = stack.pop_all()
 
   def run(self, should_stop: Callable[[], str | None]) -> events.Finished:
@@ -134,15 +141,14 @@ class SyncerRun:
   def _make_syncer(
     self,
     cfg: config.Config,
-    layout: fragments.Layout,
-    run_id: str,
+    spec: port.RunSpec,
     state: machine.State,
     tensors: Tensors,
     tx: optax.GradientTransformation,
   ) -> Syncer:
     make_merger = functools.partial(
       Merger,
-      layout,
+      spec.layout,
       tensors,
       tuple(f.version for f in state.fragments),
       tx,
@@ -151,7 +157,7 @@ class SyncerRun:
     )
     start = time.monotonic() - state.now
     return Syncer(
-      run_spec(cfg, layout, run_id, state.epoch),
+      spec,
       state,
       self._note,
       make_merger,
@@ -214,18 +220,17 @@ def serving(
 
   Raises:
     InUse: the address or the directory is taken.
-    ValueError: settings that cannot be.
+    ValueError: an address or settings that cannot be, a run that has ended.
   """
-  run = SyncerRun(cfg, str(run_dir), restore, theta)
-  try:
-    served = server.serve(run.syncer, address, cfg.wire)
-    (run_dir / "address").write_text(served.address)
-    try:
-      yield Served(run, served.address)
-    finally:
-      served.stop(_STOP_GRACE_S)
-  finally:
-    run.close()
+  listening = server.Server(address, cfg.wire)  # First: it leaves no trace.
+  with contextlib.ExitStack() as stack:
+    stack.callback(listening.stop, 0.0)
+    run = SyncerRun(cfg, str(run_dir), restore, theta)
+    stack.callback(run.close)
+    listening.serve(run.syncer)
+    stack.callback(listening.stop, _STOP_GRACE_S)  # Before the run closes.
+    (run_dir / "address").write_text(listening.address)
+    yield Served(run, listening.address)
 
 
 def load_arrays(path: str) -> dict[str, np.ndarray]:
@@ -278,8 +283,12 @@ def init_params(cfg: config.Config) -> dict[str, np.ndarray]:
 def run_spec(
   cfg: config.Config, layout: fragments.Layout, run_id: str, epoch: int
 ) -> port.RunSpec:
-  """What learners are told of a run."""
-  return port.RunSpec(
+  """What learners are told of a run.
+
+  Raises:
+    ValueError: it fits into no message.
+  """
+  spec = port.RunSpec(
     run_id=run_id,
     epoch=epoch,
     layout=layout,
@@ -298,6 +307,18 @@ def run_spec(
     num_syncer_steps=cfg.sync.num_syncer_steps,
     settings_json=config.shared_json(cfg),
   )
+  messages.run_to_pb(spec)  # Fails now, not at a learner.
+  return spec
+
+
+def _check_goes_on(state: machine.State, path: pathlib.Path) -> None:
+  """Refuses a restored run that has nothing left to do."""
+  if state.end is not None:
+    limit = f"sync.{state.end.cause}"
+    raise ValueError(
+      f"the run in {path} has ended: {state.end.reason}. Raise the limit"
+      f" (--config.{limit}=N) to go on with it, or give another --run_dir."
+    )
 
 
 def _split(

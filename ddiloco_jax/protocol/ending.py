@@ -91,8 +91,6 @@ def start(turn: Turn, cause: str, reason: str, exit_code: int) -> None:
 
 def already_over(old: State, cause: tuple[str, str]) -> End:
   """The end of a restored run whose bound is reached already."""
-  if old.end is not None and old.end.finished:
-    return old.end
   return End(
     cause=cause[0],
     reason=f"{cause[0]}: {cause[1]}",

@@ -4,7 +4,6 @@ It carries any Synchronizer; the rules about who may listen where are here.
 (arXiv 2604.21428, Sec. 3.)
 """
 
-import dataclasses
 import ipaddress
 import socket
 from concurrent import futures
@@ -15,73 +14,68 @@ from grpc_reflection.v1alpha import reflection
 
 from ddiloco_jax.syncer.errors import InUse
 from ddiloco_jax.syncer.service import Served, Service
-from ddiloco_jax.wire import messages, methods, options
+from ddiloco_jax.wire import methods, options
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
 class Server:
-  """A running server.
+  """Has an address from its making on, and answers there once it serves.
+
+  A run that is not made yet finds out first whether it could be reached; who
+  connects too early waits.
+
+  Args:
+    address: HOST:PORT to listen on; port 0 takes a free one.
 
   Attributes:
     address: What learners are given, HOST:PORT.
     port: The port it listens on, the chosen one if 0 was asked for.
+
+  Raises:
+    InUse: the address cannot be listened on.
+    ValueError: an address that is malformed, or beyond loopback without TLS.
   """
 
-  address: str
-  port: int
-  _server: grpc.Server
-  _health: health.HealthServicer
+  def __init__(self, address: str, cfg: options.WireConfig):
+    host, asked_port = _parse_address(address)
+    if not _is_loopback(host) and not cfg.insecure:
+      raise ValueError(
+        f"The syncer was to listen on {address}, which other machines can"
+        " reach, without TLS: whoever reaches it could join the run. Listen on"
+        " 127.0.0.1, or set wire.insecure on a network that you trust."
+      )
+    self._cfg = cfg
+    self._server = grpc.server(
+      futures.ThreadPoolExecutor(cfg.max_calls, thread_name_prefix="call"),
+      options=options.server_options(cfg),
+    )
+    self._health = health.HealthServicer(
+      experimental_non_blocking=True,
+      experimental_thread_pool=futures.ThreadPoolExecutor(
+        1, thread_name_prefix="health"
+      ),
+    )
+    self.port = _bind(self._server, host, asked_port)
+    shown = f"[{host}]" if ":" in host else host
+    self.address = f"{shown}:{self.port}"
+
+  def serve(self, synchronizer: Served) -> None:
+    """Starts to answer for the Syncer, or for anything that mirrors it."""
+    server = self._server
+    names = (methods.SERVICE.full_name, health.SERVICE_NAME)
+    for name in ("", *names):
+      self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+    reflection.enable_server_reflection(
+      (*names, reflection.SERVICE_NAME), server
+    )
+    service = Service(synchronizer)
+    server.add_generic_rpc_handlers((methods.make_handlers(service),))
+    server.start()
 
   def stop(self, grace_s: float) -> None:
     """Refuses new calls, and ends those still open after grace_s."""
     self._health.enter_graceful_shutdown()
     self._server.stop(grace_s).wait()
-
-
-def serve(
-  synchronizer: Served, address: str, cfg: options.WireConfig
-) -> Server:
-  """Starts to serve.
-
-  Args:
-    synchronizer: The Syncer, or anything that mirrors it.
-    address: HOST:PORT to listen on; port 0 takes a free one.
-
-  Raises:
-    InUse: the address cannot be listened on.
-    ValueError: an address that is malformed, or beyond loopback without TLS; a
-      run whose description fits into no message.
-  """
-  host, asked_port = _parse_address(address)
-  if not _is_loopback(host) and not cfg.insecure:
-    raise ValueError(
-      f"The syncer was to listen on {address}, which other machines can reach,"
-      " without TLS: whoever reaches it could join the run. Listen on"
-      " 127.0.0.1, or set wire.insecure on a network that you trust."
-    )
-  messages.run_to_pb(synchronizer.get_run())  # Fails now, not at a learner.
-  server = grpc.server(
-    futures.ThreadPoolExecutor(cfg.max_calls, thread_name_prefix="call"),
-    options=options.server_options(cfg),
-  )
-  servicer = health.HealthServicer(
-    experimental_non_blocking=True,
-    experimental_thread_pool=futures.ThreadPoolExecutor(
-      1, thread_name_prefix="health"
-    ),
-  )
-  names = (methods.SERVICE.full_name, health.SERVICE_NAME)
-  for name in ("", *names):
-    servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
-  health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-  reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)
-  server.add_generic_rpc_handlers(
-    (methods.make_handlers(Service(synchronizer)),)
-  )
-  bound_port = _bind(server, host, asked_port)
-  server.start()
-  shown = f"[{host}]" if ":" in host else host
-  return Server(f"{shown}:{bound_port}", bound_port, server, servicer)
 
 
 def _parse_address(address: str) -> tuple[str, int]:

@@ -2,7 +2,9 @@
 
 Holds the lock for as long as the process lives, raises the epoch durably at
 every start, and keeps the syncer's checkpoints: `params` as an item of its own,
-so that plain orbax restores it, beside `outer`, `state` and `spec`.
+so that plain orbax restores it, beside `outer`, `state` and `spec`. Until
+`begin`, which is called once nothing can refuse the start any more, the run in
+it is as it was.
 """
 
 import contextlib
@@ -27,12 +29,17 @@ class Store:
 
   Args:
     directory: Made if missing.
-    restore: Go on from the newest checkpoint in it.
+    restore: Go on with the run in it.
     max_to_keep: Checkpoints kept.
 
+  Attributes:
+    epoch: Of this start.
+    has_progress: Whether there is a checkpoint. A run that was killed before
+      its first one has none, nobody has joined it, and it begins afresh.
+
   Raises:
-    InUse: a live syncer holds it, or it has a run and `restore` is
-      not set, or `restore` is set and there is nothing to restore.
+    InUse: a live syncer holds it, or it has a run's progress and `restore` is
+      not set, or `restore` is set and there is no run.
   """
 
   def __init__(self, directory: str, restore: bool, max_to_keep: int = 3):
@@ -50,18 +57,18 @@ class Store:
       self.checkpoints = checkpoint.Checkpoints(
         str(self.path / "checkpoints"), max_to_keep=max_to_keep
       )
+      self.has_progress = self.checkpoints.latest() is not None
+      self.epoch = self._last_epoch() + 1
       self._check(restore)
-      self.epoch = self._raise_epoch()
       stack.pop_all()
 
   def _check(self, restore: bool) -> None:
-    latest = self.checkpoints.latest()
-    if restore and latest is None:
+    if restore and not self.has_progress and self.epoch == 1:
       raise InUse(
-        f"{self.path} has no complete checkpoint to restore. Start without"
-        " --restore, or give the --run_dir of an earlier run."
+        f"{self.path} has no run to restore. Start without --restore, or give"
+        " the --run_dir of an earlier run."
       )
-    if not restore and (latest is not None or self._epoch_file.exists()):
+    if self.has_progress and not restore:
       raise InUse(
         f"{self.path} already holds a run. Add --restore to go on with it, or"
         " give another --run_dir."
@@ -70,6 +77,17 @@ class Store:
   @property
   def tape(self) -> pathlib.Path:
     return self.path / "tape.jsonl"
+
+  def begin(self) -> None:
+    """Makes this start durable: sets the old tape aside, raises the epoch."""
+    if self.epoch > 1 and self.tape.exists():
+      self.tape.rename(self.path / f"tape.{self.epoch - 1}.jsonl")
+    part = self.path / "epoch.part"
+    with open(part, "w") as file:
+      json.dump(self.epoch, file)
+      file.flush()
+      os.fsync(file.fileno())
+    part.rename(self._epoch_file)
 
   def restore(
     self, layout: fragments.Layout, tx: optax.GradientTransformation
@@ -123,6 +141,10 @@ class Store:
       records={"state": machine.save(state), "spec": spec},
     )
 
+  def wait(self) -> None:
+    """Blocks until what was saved is on disk."""
+    self.checkpoints.wait()
+
   def close(self) -> None:
     """Waits for saves under way, then gives up the lock."""
     self.checkpoints.close()
@@ -132,19 +154,10 @@ class Store:
   def _epoch_file(self) -> pathlib.Path:
     return self.path / "epoch"
 
-  def _raise_epoch(self) -> int:
-    epoch = 1
-    if self._epoch_file.exists():
-      epoch = 1 + json.loads(self._epoch_file.read_text())
-      if self.tape.exists():
-        self.tape.rename(self.path / f"tape.{epoch - 1}.jsonl")
-    part = self.path / "epoch.part"
-    with open(part, "w") as file:
-      json.dump(epoch, file)
-      file.flush()
-      os.fsync(file.fileno())
-    part.rename(self._epoch_file)
-    return epoch
+  def _last_epoch(self) -> int:
+    if not self._epoch_file.exists():
+      return 0
+    return json.loads(self._epoch_file.read_text())
 
 
 def _trees(tensors: Tensors) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class Syncer:
 
   Args:
     spec: What learners are told of the run.
-    state: Of the machine; fresh or restored.
+    state: Of the machine; fresh or restored, and not at its end.
     record: Called with (event, effects, state) for every event, in order,
       under the lock: it must be quick.
     make_merger: Builds the merger, given the callbacks `done` and `failed`.
@@ -44,6 +44,7 @@ class Syncer:
     make_merger: Callable[..., Merger],
     now: Callable[[], float] = time.monotonic,
   ):
+    assert state.end is None, "a run that has ended is not served"
     self._spec = spec
     self._state = state
     self._record = record

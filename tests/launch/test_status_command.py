@@ -50,7 +50,8 @@ class Standing:
 
 @contextlib.contextmanager
 def serving(standing):
-  served = server.serve(standing, "127.0.0.1:0", options.WireConfig())
+  served = server.Server("127.0.0.1:0", options.WireConfig())
+  served.serve(standing)
   try:
     yield served.address
   finally:

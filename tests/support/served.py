@@ -13,7 +13,7 @@ from ddiloco_jax.learner.client import Client
 from ddiloco_jax.protocol import events, machine
 from ddiloco_jax.protocol.rules import Rules
 from ddiloco_jax.syncer.merger import Merger, Tensors
-from ddiloco_jax.syncer.server import serve
+from ddiloco_jax.syncer.server import Server
 from ddiloco_jax.syncer.syncer import Syncer
 from ddiloco_jax.wire import codec, options, port
 
@@ -63,7 +63,8 @@ class Served:
     self.sync: port.Synchronizer = self.syncer
     self.address = ""
     if carrier == "grpc":
-      self._server = serve(self.syncer, "127.0.0.1:0", self.cfg)
+      self._server = Server("127.0.0.1:0", self.cfg)
+      self._server.serve(self.syncer)
       self.address = self._server.address
       self.sync = self.client()
 

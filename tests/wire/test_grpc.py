@@ -25,7 +25,7 @@ from ddiloco_jax.protocol import events, machine
 from ddiloco_jax.protocol import status as protocol_status
 from ddiloco_jax.protocol.rules import Rules
 from ddiloco_jax.syncer.errors import InUse
-from ddiloco_jax.syncer.server import serve
+from ddiloco_jax.syncer.server import Server
 from ddiloco_jax.wire import codec, headers, options, port, transfer
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError
@@ -165,7 +165,8 @@ def make_run(**changes) -> port.RunSpec:
 @contextlib.contextmanager
 def serving(store, cfg: options.WireConfig | None = None):
   cfg = cfg or options.WireConfig()
-  server = serve(store, "127.0.0.1:0", cfg)
+  server = Server("127.0.0.1:0", cfg)
+  server.serve(store)
   client = Client(server.address, cfg)
   try:
     yield server, client
@@ -451,22 +452,23 @@ def test_an_idle_learner_stays_for_ninety_seconds_by_default():
 def test_a_port_in_use_is_named_with_the_reason():
   with serving(Store(make_run())) as (server, _):
     with pytest.raises(InUse, match=rf"{server.port}.*in use"):
-      serve(Store(make_run()), server.address, options.WireConfig())
+      Server(server.address, options.WireConfig())
     address = f"localhost:{server.port}"
     with pytest.raises(InUse, match="in use"):
-      serve(Store(make_run()), address, options.WireConfig())
+      Server(address, options.WireConfig())
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "pod-7:0"])
 def test_an_address_beyond_loopback_is_refused_without_tls(address):
   with pytest.raises(ValueError, match=r"without TLS.*wire\.insecure"):
-    serve(Store(make_run()), address, options.WireConfig())
+    Server(address, options.WireConfig())
 
 
 def test_an_address_beyond_loopback_is_served_where_the_user_says_so():
   cfg = options.WireConfig(insecure=True)
 
-  server = serve(Store(make_run()), "0.0.0.0:0", cfg)
+  server = Server("0.0.0.0:0", cfg)
+  server.serve(Store(make_run()))
   client = Client(f"127.0.0.1:{server.port}", cfg)
 
   assert client.get_run() == make_run()
@@ -479,15 +481,7 @@ def test_an_address_beyond_loopback_is_served_where_the_user_says_so():
 )
 def test_a_malformed_address_is_refused_with_an_example(address):
   with pytest.raises(ValueError, match=r"HOST:PORT, such as 127\.0\.0\.1"):
-    serve(Store(make_run()), address, options.WireConfig())
-
-
-def test_a_run_that_fits_into_no_message_is_refused_at_the_start():
-  shapes = {"x" * 60 + str(i): ((), "float32") for i in range(60_000)}
-  run = make_run(layout=make_layout(shapes, "tensor", 1))
-
-  with pytest.raises(ValueError, match="60000 leaves"):
-    serve(Store(run), "127.0.0.1:0", options.WireConfig())
+    Server(address, options.WireConfig())
 
 
 def test_health_and_reflection_answer_as_users_expect():

@@ -1,0 +1,214 @@
+"""A run that is started a second time: ended, refused or killed too early."""
+
+import signal
+import socket
+
+import numpy as np
+import pytest
+
+from ddiloco_jax.launch import exits, syncing
+from ddiloco_jax.report import chronicle
+from ddiloco_jax.syncer.errors import InUse
+from ddiloco_jax.syncer.store import Store
+from tests.support.over_grpc import (
+  THETA,
+  LoopLearner,
+  learners,
+  paced,
+  served_run,
+  settings,
+)
+from tests.support.processes import (
+  SYNCER,
+  address_of,
+  ending,
+  module,
+  overrides,
+)
+
+
+def train_to_the_end(run):
+  with learners(LoopLearner(run.address, "ada", paced(0.02))):
+    return run.wait(60.0)
+
+
+def files_of(run_dir):
+  return {p.name: p.read_bytes() for p in run_dir.iterdir() if p.is_file()}
+
+
+def command(base, *flags, **changes):
+  """A syncer of `settings()`, as a command."""
+  np.savez(base / "theta.npz", **THETA)
+  same = {
+    "sync__num_fragments": 2,
+    "sync__cycle_steps": 4,
+    "outer__learning_rate": 1.0,
+    "outer__momentum": 0.0,
+    **changes,
+  }
+  return module(
+    SYNCER,
+    "--config=tests/support/small.py",
+    f"--run_dir={base / 'run'}",
+    f"--layout_arrays={base / 'theta.npz'}",
+    *flags,
+    *overrides(**same),
+  )
+
+
+# --- a run that has reached its end ----------------------------------------------
+
+
+@pytest.mark.parametrize(
+  ("limit", "value", "more"),
+  [("num_syncer_steps", 12, 24), ("num_tokens", 800, 2000)],
+)
+def test_a_run_at_its_limit_is_refused_until_the_limit_is_raised(
+  tmp_path, limit, value, more
+):
+  run_dir = tmp_path / "run"
+  with served_run(settings(**{limit: value}), run_dir) as run:
+    assert train_to_the_end(run).exit_code == 0
+    ended = run.status()
+  files = files_of(run_dir)
+
+  with (
+    pytest.raises(ValueError, match=rf"has ended.*sync\.{limit}=N") as caught,
+    served_run(settings(**{limit: value}), run_dir, restore=True),
+  ):
+    pass
+
+  assert str(value) in str(caught.value)
+  assert files_of(run_dir) == files
+  with served_run(settings(**{limit: more}), run_dir, restore=True) as run:
+    assert run.status().epoch == 2
+    assert limit in train_to_the_end(run).reason
+    for before, after in zip(ended.fragments, run.status().fragments):
+      assert after.version.n > before.version.n
+
+
+def test_a_run_that_was_stopped_goes_on(tmp_path):
+  cfg = settings(num_syncer_steps=40)
+  with served_run(cfg, tmp_path / "run") as run:
+    run.request_stop()
+    assert "stop_requested" in run.wait(20.0).reason
+
+  with served_run(cfg, tmp_path / "run", restore=True) as run:
+    assert "num_syncer_steps" in train_to_the_end(run).reason
+
+
+def test_the_command_tells_that_a_run_has_ended(tmp_path):
+  cfg = settings(num_syncer_steps=8)
+  with served_run(cfg, tmp_path / "run") as run:
+    train_to_the_end(run)
+
+  with ending() as start:
+    flags = ("--address=127.0.0.1:0", "--restore")
+    syncer = start(
+      command(tmp_path, *flags, sync__num_syncer_steps=8), tmp_path / "log"
+    )
+    code = syncer.wait(60.0)
+
+  assert code == exits.BAD_USAGE
+  assert "t has reached 8" in syncer.said()
+  assert "--config.sync.num_syncer_steps=N" in syncer.said()
+  assert "Traceback" not in syncer.said()
+
+
+# --- a first start that is refused -------------------------------------------------
+
+
+def test_an_address_that_is_refused_leaves_no_run_behind(tmp_path):
+  with socket.create_server(("127.0.0.1", 0)) as taken:
+    port = taken.getsockname()[1]
+    for address, error, told in (
+      (f"127.0.0.1:{port}", InUse, "in use"),
+      ("8470", ValueError, "HOST:PORT"),
+      ("0.0.0.0:0", ValueError, "without TLS"),
+    ):
+      with (
+        pytest.raises(error, match=told),
+        syncing.serving(settings(), tmp_path / "run", address, theta=THETA),
+      ):
+        pass
+
+  assert not (tmp_path / "run").exists()
+  with served_run(settings(num_syncer_steps=8), tmp_path / "run") as run:
+    assert train_to_the_end(run).exit_code == 0
+
+
+def test_a_malformed_address_is_bad_usage(tmp_path):
+  with ending() as start:
+    syncer = start(command(tmp_path, "--address=8470"), tmp_path / "log")
+    code = syncer.wait(60.0)
+
+  assert code == exits.BAD_USAGE
+  assert "'8470'" in syncer.said()
+  assert "Traceback" not in syncer.said()
+
+
+def test_settings_that_are_refused_at_a_restore_change_nothing(tmp_path):
+  run_dir = tmp_path / "run"
+  with served_run(settings(num_syncer_steps=8), run_dir) as run:
+    train_to_the_end(run)
+  files = files_of(run_dir)
+
+  with (
+    pytest.raises(ValueError, match="may not change"),
+    served_run(settings(num_fragments=1), run_dir, restore=True),
+  ):
+    pass
+
+  assert files_of(run_dir) == files
+
+
+# --- a syncer that is killed before its first checkpoint ---------------------------
+
+
+@pytest.mark.parametrize("restore", [False, True])
+def test_a_run_without_a_checkpoint_begins_afresh(tmp_path, restore):
+  # What a kill between the raised epoch and the first checkpoint leaves.
+  run_dir = tmp_path / "run"
+  killed = Store(str(run_dir), restore=False)
+  killed.begin()
+  killed.close()
+
+  cfg = settings(num_syncer_steps=8)
+  with served_run(cfg, run_dir, restore=restore) as run:
+    assert train_to_the_end(run).exit_code == 0
+    assert run.status().epoch == 2
+
+  assert chronicle.read_history(run_dir).merges
+
+
+def test_whoever_is_served_finds_a_checkpoint(tmp_path):
+  # So a syncer that dies now comes back as the same run.
+  with served_run(settings(), tmp_path / "run") as run:
+    assert run.run.store.checkpoints.latest() == 0
+
+    with pytest.raises(InUse, match="locked"):
+      syncing.SyncerRun(settings(), str(tmp_path / "run"), theta=THETA)
+  with pytest.raises(InUse, match="--restore"):
+    syncing.SyncerRun(settings(), str(tmp_path / "run"), theta=THETA)
+
+
+def test_a_directory_without_a_run_is_not_restored(tmp_path):
+  with pytest.raises(InUse, match="no run to restore"):
+    syncing.SyncerRun(
+      settings(), str(tmp_path / "typo"), restore=True, theta=THETA
+    )
+
+
+def test_a_syncer_that_was_killed_while_it_started_restores(tmp_path):
+  with ending() as start:
+    flags = ("--address=127.0.0.1:0",)
+    first = start(command(tmp_path, *flags), tmp_path / "1.log")
+    first.wait_for((tmp_path / "run" / "epoch").exists)
+    first.signal(signal.SIGKILL)
+    first.wait()
+    second = start(command(tmp_path, *flags, "--restore"), tmp_path / "2.log")
+    address_of(tmp_path / "run", second)
+    second.signal(signal.SIGTERM)
+    code = second.wait(30.0)
+
+  assert code == exits.OK, second.said()
