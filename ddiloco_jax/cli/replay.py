@@ -2,8 +2,8 @@
 
   python -m ddiloco_jax.cli.replay RUN/tape.jsonl
 
-Exit codes: 0 the replay is equal; 1 it differs (the line is named); 2 the file
-is missing, or is no tape.
+Exit codes: 0 the replay is equal, also if the last line is torn; 1 it differs
+(the line is named); 2 the file is missing, damaged, or no tape.
 """
 
 import argparse
@@ -68,7 +68,7 @@ def _as_text(result: tape.ReplayResult) -> str:
       "the last line is torn: the syncer was killed while writing it; all "
       "before it was replayed"
     )
-  elif not result.closed:
+  elif not (result.closed or result.faults):
     lines.append("the tape has no end line: the syncer was killed, or runs")
   lines += [f"DIFFERS: {fault}" for fault in result.faults]
   if not result.faults:

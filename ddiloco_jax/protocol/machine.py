@@ -21,7 +21,6 @@ No clock, no randomness, no I/O, and no event order that raises.
 
 import hashlib
 import json
-import typing
 from typing import Any
 
 from ddiloco_jax.protocol import (
@@ -169,7 +168,8 @@ def load(rules: Rules, values: dict[str, Any]) -> State:
   """The very state that `save` was given, in the same epoch.
 
   Raises:
-    ValueError: What was saved is of another format or another fragment count.
+    ValueError: What was saved is of another format, of another fragment
+      count, or damaged.
   """
   fields = dict(values)
   found = fields.pop("format", None)
@@ -178,15 +178,14 @@ def load(rules: Rules, values: dict[str, Any]) -> State:
       f"the saved protocol state has format {found!r} and this release reads "
       "1; restore with the release that wrote it"
     )
-  num = len(fields["fragments"])
+  state = saved.decode_object(State, fields, rules=rules)
+  num = len(state.fragments)
   if num != rules.num_fragments:
     raise ValueError(
       f"the saved run has {num} fragments and the config {rules.num_fragments}:"
       " P may not change at a restore; set num_fragments back"
     )
-  kinds = typing.get_type_hints(State)
-  values = {name: saved.decode(kinds[name], v) for name, v in fields.items()}
-  return State(rules=rules, **values)
+  return state
 
 
 def restore(

@@ -4,6 +4,7 @@ One JSON object a line: a header at every start of a syncer, then the events.
 Re-stepping the machine over it must decide the same. (arXiv 2604.21428, App.)
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -73,8 +74,7 @@ class TapeWriter:
       "event": events.to_dict(event),
       "digest": digest(effects),
     }
-    merges = [events.to_dict(e) for e in effects if type(e) is events.Merge]
-    if merges:
+    if merges := _merges(effects):
       line["merges"] = merges
     self._num_events += 1
     if self._num_events % STATE_DIGEST_EVERY == 0:
@@ -156,98 +156,216 @@ def replay(path: str | os.PathLike[str]) -> ReplayResult:
 
 
 class Reader:
-  """Reads a tape; its attributes are true of what `lines` has yielded."""
+  """Reads a tape; its attributes are true of what `lines` has yielded.
+
+  Attributes:
+    start: The state that the newest epoch began with.
+    state: The newest state.
+    run_id: As the newest header says.
+    num_epochs: Headers so far.
+    fault: How an end line differs from what was read; "" if none does.
+    torn: The last line is not whole, or the first was never written.
+    closed: An end line was the last.
+  """
 
   def __init__(self, path: str | os.PathLike[str]):
     self.path = pathlib.Path(path)
+    self.start: State | None = None
     self.state: State | None = None
-    self.headers: list[dict[str, Any]] = []
+    self.run_id = ""
+    self.num_epochs = 0
     self.fault = ""
     self.torn = False
     self.closed = False
-
-  @property
-  def num_epochs(self) -> int:
-    return len(self.headers)
+    self._number = 0  # Of the line.
+    self._num_events = 0  # Of this epoch.
 
   def lines(self) -> Iterator[Line]:
-    """Every event, re-stepped."""
-    number = 0
-    with self.path.open(encoding="utf-8") as file:
-      for number, text in enumerate(file, start=1):
-        if not text.endswith("\n"):
+    """Every event, re-stepped.
+
+    Raises:
+      TapeError: The file is no tape, or is damaged before its last line.
+      OSError: It cannot be read.
+    """
+    with self.path.open("rb") as file:
+      for self._number, text in enumerate(file, start=1):
+        if not text.endswith(b"\n"):
           self.torn = True
           break
-        values = _parse(text, number, self.path)
-        if number == 1 and "tape" not in values:
-          raise TapeError(f"{self.path} is no tape: line 1 has no header")
-        if "tape" in values:
-          self._start(values, number)
-        elif "end" in values:
-          self._end(values, number)
-        else:
-          yield self._step(values, number)
+        with self._naming_the_line():
+          line = self._read(_parse(text))
+        if line is not None:
+          yield line
     if self.state is None:
+      self.torn = True
       raise TapeError(
-        f"{self.path} is no tape: it has {number} lines and no whole header; "
-        "give the tape.jsonl of a run directory"
+        f"{self.path} is no tape: it has {self._number} lines and no whole "
+        "header; give the tape.jsonl of a run directory"
       )
 
-  def _start(self, values: dict[str, Any], number: int) -> None:
+  def _read(self, values: dict[str, Any]) -> Line | None:
+    if "tape" in values:
+      self._start(values)
+    elif self.state is None:
+      raise ValueError("a tape begins with a header, and this is none")
+    elif self.closed:
+      raise ValueError("only a header may follow an end line")
+    elif "end" in values:
+      self._end(saved.decode(_End, values))
+    else:
+      return self._step(saved.decode(_Step, values))
+    return None
+
+  def _start(self, values: dict[str, Any]) -> None:
     if values["tape"] != FORMAT:
-      raise TapeError(
-        f"{self.path}, line {number}: tape format {values['tape']!r}, and this "
-        f"release reads {FORMAT}; replay it with the release that wrote it"
+      raise ValueError(
+        f"tape format {values['tape']!r}, and this release reads {FORMAT}; "
+        "replay it with the release that wrote it"
       )
-    rules = saved.decode(Rules, values["rules"])
-    self.state = machine.load(rules, values["start"])
-    self.headers.append(values)
-    self.closed = False
+    head = saved.decode(_Head, values)
+    self.state = self.start = machine.load(head.rules, head.start)
+    self.run_id, self.closed = head.run_id, False
+    self.num_epochs += 1
+    self._num_events = 0
 
-  def _step(self, values: dict[str, Any], number: int) -> Line:
+  def _step(self, line: "_Step") -> Line:
     assert self.state is not None
-    event = decode_event(values["event"])
-    self.state, effects = machine.step(self.state, event)
+    event = decode_event(line.event)
+    kind = type(event).__name__
+    try:
+      self.state, effects = machine.step(self.state, event)
+    except Exception as error:  # No syncer takes such an event, or header.
+      raise ValueError(
+        f"{kind} cannot follow on the lines before: {error!r}"
+      ) from error
+    self._num_events += 1
     fault, found = "", digest(effects)
-    if found != values["digest"]:
+    if found != line.digest:
       kinds = ", ".join(type(e).__name__ for e in effects) or "nothing"
       fault = (
-        f"line {number}: {values['event']['type']} decided {found!r} ({kinds}) "
-        f"and the tape says {values['digest']!r}"
+        f"line {self._number}: {kind} decided {found!r} ({kinds}) and the tape "
+        f"says {line.digest!r}"
       )
-    elif "state" in values:
-      fault = self._compare(values["state"], number)
-    return Line(number, event, effects, self.state, fault)
+    elif line.merges != _as_read(_merges(effects)):
+      fault = f"line {self._number}: other merges are written than decided"
+    elif line.state:
+      fault = self._compare(line.state)
+    return Line(self._number, event, effects, self.state, fault)
 
-  def _end(self, values: dict[str, Any], number: int) -> None:
+  def _end(self, line: "_End") -> None:
     self.closed = True
-    self.fault = self._compare(values["state"], number)
+    fault = self._compare(line.state)
+    if line.end != self._num_events:
+      fault = (
+        f"line {self._number}: the end line counts {line.end} events of its "
+        f"epoch, and {self._num_events} were read"
+      )
+    self.fault = self.fault or fault
 
-  def _compare(self, expected: str, number: int) -> str:
+  def _compare(self, expected: str) -> str:
     assert self.state is not None
     found = machine.digest(self.state)
     if found == expected:
       return ""
     return (
-      f"line {number}: the state's digest is {found[:16]} and the tape says "
-      f"{expected[:16]}"
+      f"line {self._number}: the state's digest is {found[:16]} and the tape "
+      f"says {expected[:16]}"
     )
+
+  @contextlib.contextmanager
+  def _naming_the_line(self) -> Iterator[None]:
+    """Makes a fault of one line a TapeError: where, what, and the way on."""
+    try:
+      yield
+    except ValueError as error:
+      fix = "give the tape.jsonl of a run directory"
+      if self._number > 1:
+        fix = (
+          f"replay what comes before it (head -n {self._number - 1}), or "
+          "another copy of the tape"
+        )
+      raise TapeError(
+        f"{self.path}, line {self._number}: {error}; {fix}"
+      ) from error
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Head:
+  """A header line; see `header`."""
+
+  tape: int
+  run_id: str
+  epoch: int
+  libraries: dict[str, str]
+  rules: Rules
+  start: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Step:
+  """The line of one event; see `TapeWriter.append`."""
+
+  event: dict[str, Any]
+  digest: str
+  merges: tuple[Any, ...] = ()
+  state: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _End:
+  """The last line of an epoch; see `TapeWriter.close`."""
+
+  end: int
+  state: str
+
+
+_EVENTS = {
+  name: kind
+  for name, kind in vars(events).items()
+  if isinstance(kind, type) and issubclass(kind, events.Event)
+}
 
 
 def decode_event(values: dict[str, Any]) -> events.Event:
-  """The event that `events.to_dict` made these values of."""
+  """The event that `events.to_dict` made these values of.
+
+  Raises:
+    ValueError: There is no such event, or its fields are others.
+  """
   fields = dict(values)
-  return saved.decode(getattr(events, fields.pop("type")), fields)
-
-
-def _parse(text: str, number: int, path: pathlib.Path) -> dict[str, Any]:
+  name = fields.pop("type", None)
+  kind = _EVENTS.get(name) if isinstance(name, str) else None
+  if kind is None:
+    raise ValueError(f"there is no event {name!r}")
   try:
-    values = json.loads(text)
+    return saved.decode(kind, fields)
   except ValueError as error:
-    raise TapeError(f"{path}, line {number} is no JSON: {error}") from error
+    raise ValueError(f"{name}: {error}") from None
+
+
+def _merges(effects: tuple[events.Effect, ...]) -> list[dict[str, Any]]:
+  return [events.to_dict(e) for e in effects if type(e) is events.Merge]
+
+
+def _as_read(values: list[dict[str, Any]]) -> tuple[Any, ...]:
+  """Values as they come back from a line."""
+  return tuple(json.loads(_dump(values))) if values else ()
+
+
+def _parse(text: bytes) -> dict[str, Any]:
+  try:
+    values = json.loads(text.decode("utf-8"), parse_constant=_refuse)
+  except json.JSONDecodeError as error:
+    raise ValueError(f"no JSON: {error.msg} at column {error.colno}") from error
+  except (ValueError, RecursionError) as error:
+    raise ValueError(f"no JSON: {error}") from error
   if not isinstance(values, dict):
-    raise TapeError(f"{path}, line {number} is no JSON object")
+    raise ValueError("no JSON object")
   return values
+
+
+def _refuse(word: str) -> None:
+  raise ValueError(f"{word} is no JSON value")
 
 
 def _dump(values: Any) -> str:

@@ -17,29 +17,67 @@ def read_history(run_dir: pathlib.Path) -> History:
   """The history of a run, from all of its tapes.
 
   Raises:
-    ValueError: there is no tape, or it is damaged before its last line.
+    ValueError: there is no tape, or one is damaged before its last line.
   """
-  chronicle, run_id = Chronicle(), ""
-  state: machine.State | None = None
+  chronicle = Chronicle()
+  reader: tape.Reader | None = None
   for path in tapes_of(run_dir):
-    reader = tape.Reader(path)
-    for line in reader.lines():
-      chronicle.note(line.event, line.effects, line.state)
-    state, run_id = reader.state, reader.headers[-1]["run_id"]
-  assert state is not None
-  return chronicle.history(run_id, state)
+    begun = tape.Reader(path)
+    try:
+      for line in begun.lines():
+        assert begun.start is not None
+        chronicle.begin(begun.start)
+        chronicle.note(line.event, line.effects, line.state)
+    except tape.TapeError:
+      if begun.start is not None or not begun.torn:
+        raise
+      continue  # A syncer that was killed as it started: no epoch began.
+    assert begun.start is not None
+    chronicle.begin(begun.start)
+    reader = begun
+  if reader is None or reader.state is None:
+    raise ValueError(
+      f"no tape of {run_dir} has a whole header: its syncer was killed as it"
+      " started; start it again"
+    )
+  return chronicle.history(reader.run_id, reader.state)
 
 
 class Chronicle:
-  """Notes lives and merges, event by event, over all epochs of a run."""
+  """Notes lives and merges, event by event, over all epochs of a run.
+
+  A restored syncer goes on from a checkpoint; what came after it is rolled
+  back, and forgotten here as it is in the books.
+  """
 
   def __init__(self):
     self.end_s = 0.0
     self.ending = ""
+    self._epoch = 0
     self._ended = False
     self._lives: dict[tuple[str, int], Life] = {}
     self._progress: dict[tuple[str, int], list[Progress]] = {}
     self._merges: list[Merge] = []
+
+  def begin(self, start: machine.State) -> None:
+    """Goes on from the first state of an epoch; again: does nothing."""
+    if start.epoch == self._epoch:
+      return
+    self._epoch = start.epoch
+    self._merges = _published(self._merges, start)
+    lives = {  # Later incarnations are given anew.
+      who: dataclasses.replace(life, end_s=min(life.end_s, start.now))
+      for who, life in self._lives.items()
+      if life.incarnation < start.next_incarnation
+    }
+    self._lives = lives
+    self._progress = {
+      who: [p for p in self._progress.get(who, ()) if p.time_s <= start.now]
+      for who in lives
+    }
+    self._ended = start.end is not None
+    self.ending = "" if start.end is None else start.end.reason
+    self.end_s = min(self.end_s, start.now)
 
   def note(
     self,
@@ -74,10 +112,14 @@ class Chronicle:
       cycle_steps=state.rules.cycle_steps,
       end_s=self.end_s,
       lives=tuple(
-        dataclasses.replace(life, progress=tuple(self._progress.get(who, ())))
+        dataclasses.replace(
+          life,
+          end=life.end or "run",
+          progress=tuple(self._progress.get(who, ())),
+        )
         for who, life in sorted(self._lives.items())
       ),
-      merges=tuple(self._merges),
+      merges=tuple(_published(self._merges, state)),
       realised_h=tuple(f.realised_h or None for f in view.fragments),
       books={book.name: book.tokens for book in view.books},
       counters=dict(view.counters),
@@ -87,21 +129,21 @@ class Chronicle:
   def _welcome(self, effect: events.Welcome, time_s: float) -> None:
     who = effect.learner, effect.incarnation
     if who in self._lives:  # A reconnect: the same process goes on.
-      life = dataclasses.replace(self._lives[who], end="run", end_s=time_s)
+      life = dataclasses.replace(self._lives[who], end="", end_s=time_s)
     else:
       life = Life(
         learner=effect.learner,
         incarnation=effect.incarnation,
         start_s=time_s,
         end_s=time_s,
-        end="run",
+        end="",  # While it goes on.
       )
     self._lives[who] = life
 
   def _hear(self, event: events.LearnerEvent) -> None:
     who = event.learner, event.incarnation
     life = self._lives.get(who)
-    if life is None or life.end != "run":
+    if life is None or life.end:
       return
     self._lives[who] = dataclasses.replace(life, end_s=event.time)
     match event:
@@ -118,14 +160,19 @@ class Chronicle:
 
   def _end(self, learner: str, incarnation: int, how: str) -> None:
     life = self._lives.get((learner, incarnation))
-    if life is not None and life.end == "run":
+    if life is not None and not life.end:
       self._lives[learner, incarnation] = dataclasses.replace(life, end=how)
 
   def _finish(self, state: machine.State) -> None:
     """Who fell silent and never came back was lost when last heard."""
     for learner in state.learners.values():
-      if not learner.live:
-        self._end(learner.learner, learner.incarnation, "lost")
+      how = "run" if learner.live else "lost"
+      self._end(learner.learner, learner.incarnation, how)
+
+
+def _published(merges: list[Merge], state: machine.State) -> list[Merge]:
+  """Those whose version a state has: the others were rolled back, or run."""
+  return [m for m in merges if m.n <= state.fragments[m.fragment].version.n]
 
 
 def _merge(effect: events.Merge, time_s: float, state: machine.State) -> Merge:

@@ -1,7 +1,8 @@
 """What happened in a run, as plain values; everything drawn is drawn from it.
 
 Times are seconds since the run began, on the syncer's clock: no two hosts'
-clocks are ever compared.
+clocks are ever compared. A restored syncer's clock goes on from its checkpoint,
+so the time without a syncer is no part of the run.
 """
 
 import dataclasses
@@ -30,7 +31,8 @@ class Life:
     incarnation: Which of its processes.
     start_s: When it was welcomed.
     end_s: When it was last heard, or when it said goodbye.
-    end: "left", "lost" (its stream or lease ended), or "run" (the run did).
+    end: "left", "lost" (its stream or lease ended), or "run" (the run ended,
+      or goes on).
     progress: Its reports, in order.
   """
 
@@ -63,7 +65,7 @@ class History:
     cycle_steps: The configured H.
     end_s: When training ended (the flush comes after).
     lives: By learner, then by incarnation.
-    merges: In order.
+    merges: In order; each version once, and none that was rolled back.
     realised_h: Per fragment; None where no merge says.
     books: Tokens by book: reported, merged, pending, discarded/REASON; means
       over fragments weighted by parameters.

@@ -162,7 +162,7 @@ def test_replay_of_what_is_no_tape_says_so(tmp_path):
 
   for name, word in (
     ("empty", "no whole header"),
-    ("other", "no header"),
+    ("other", "begins with a header"),
     ("text", "no JSON"),
     ("new", "format 99"),
   ):

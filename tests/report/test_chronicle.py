@@ -4,27 +4,13 @@ import json
 
 import pytest
 
-from ddiloco_jax.protocol import events, machine, tape
+from ddiloco_jax.protocol import events, machine
 from ddiloco_jax.protocol.rules import Rules
 from ddiloco_jax.report import chronicle, history, report
 from tests.protocol import driver
+from tests.report.taped import Taped
 
 HELD_OUT = {"loss_start": 5.5, "loss_end": 2.2, "bigram_entropy": 2.6}
-
-
-class Taped(driver.Run):
-  """Writes a tape as a syncer does."""
-
-  def __init__(self, path, rules, learners):
-    super().__init__(rules, learners)
-    self.tape = tape.TapeWriter(path, tape.header(self.state, run_id="r1"))
-
-  def tell(self, event: events.Event) -> None:
-    num_effects, before = len(self.effects), self.state
-    super().tell(event)
-    effects = tuple(self.effects[num_effects:])
-    assert self.state is not before
-    self.tape.append(self.events[-1], effects, self.state)
 
 
 @pytest.fixture(scope="module")
