@@ -99,6 +99,7 @@ class Comparison:
 
 def main():
   args, study, key = parse()
+  logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax has remarks.
   imposed, rows = {}, []
   if args.only != "compare":
     imposed = run_imposed(args.out)
@@ -207,7 +208,6 @@ def window_losses(run_dir):
   from ddiloco_jax.training import step
   from ddiloco_jax.training.checkpoint import Checkpoints
 
-  logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax has remarks.
   cfg = config.from_json((run_dir / "config.json").read_text())
   with Checkpoints(run_dir / "checkpoints", read_only=True) as saved:
     params = saved.restore(max(saved.steps()))["params"]
