@@ -13,8 +13,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from ddiloco_jax.protocol import events, machine, saved
-from ddiloco_jax.protocol.rules import Rules
+from ddiloco_jax.protocol import events, lines, machine, saved
 from ddiloco_jax.protocol.state import State
 
 FORMAT = 1
@@ -44,7 +43,7 @@ def digest(effects: tuple[events.Effect, ...]) -> str:
   """A name of what was decided, reasons included; "" for nothing."""
   if not effects:
     return ""
-  text = _dump([events.to_dict(effect) for effect in effects])
+  text = lines.dump([events.to_dict(effect) for effect in effects])
   return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -56,7 +55,7 @@ class TapeWriter:
     _cut_torn_line(self._path)
     # Line buffered: a killed syncer loses at most the line being written.
     self._file = self._path.open("a", encoding="utf-8", buffering=1)
-    self._file.write(_dump(head) + "\n")
+    self._file.write(lines.dump(head) + "\n")
     self._num_events = 0
 
   def append(
@@ -79,13 +78,13 @@ class TapeWriter:
     self._num_events += 1
     if self._num_events % STATE_DIGEST_EVERY == 0:
       line["state"] = machine.digest(state)
-    self._file.write(_dump(line) + "\n")
+    self._file.write(lines.dump(line) + "\n")
 
   def close(self, state: State) -> None:
     """Ends the tape of this epoch with a digest of the last state."""
     end = {"end": self._num_events, "state": machine.digest(state)}
     with self._file:
-      self._file.write(_dump(end) + "\n")
+      self._file.write(lines.dump(end) + "\n")
 
   def abandon(self) -> None:
     """Closes the file without an end line, as a killed syncer would."""
@@ -193,7 +192,7 @@ class Reader:
           self.torn = True
           break
         with self._naming_the_line():
-          line = self._read(_parse(text))
+          line = self._read(lines.parse(text))
         if line is not None:
           yield line
     if self.state is None:
@@ -211,9 +210,9 @@ class Reader:
     elif self.closed:
       raise ValueError("only a header may follow an end line")
     elif "end" in values:
-      self._end(saved.decode(_End, values))
+      self._end(saved.decode(lines.End, values))
     else:
-      return self._step(saved.decode(_Step, values))
+      return self._step(saved.decode(lines.Step, values))
     return None
 
   def _start(self, values: dict[str, Any]) -> None:
@@ -222,15 +221,15 @@ class Reader:
         f"tape format {values['tape']!r}, and this release reads {FORMAT}; "
         "replay it with the release that wrote it"
       )
-    head = saved.decode(_Head, values)
+    head = saved.decode(lines.Head, values)
     self.state = self.start = machine.load(head.rules, head.start)
     self.run_id, self.closed = head.run_id, False
     self.num_epochs += 1
     self._num_events = 0
 
-  def _step(self, line: "_Step") -> Line:
+  def _step(self, line: lines.Step) -> Line:
     assert self.state is not None
-    event = decode_event(line.event)
+    event = lines.decode_event(line.event)
     kind = type(event).__name__
     try:
       self.state, effects = machine.step(self.state, event)
@@ -252,7 +251,7 @@ class Reader:
       fault = self._compare(line.state)
     return Line(self._number, event, effects, self.state, fault)
 
-  def _end(self, line: "_End") -> None:
+  def _end(self, line: lines.End) -> None:
     self.closed = True
     fault = self._compare(line.state)
     if line.end != self._num_events:
@@ -289,92 +288,13 @@ class Reader:
       ) from error
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Head:
-  """A header line; see `header`."""
-
-  tape: int
-  run_id: str
-  epoch: int
-  libraries: dict[str, str]
-  rules: Rules
-  start: dict[str, Any]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Step:
-  """The line of one event; see `TapeWriter.append`."""
-
-  event: dict[str, Any]
-  digest: str
-  merges: tuple[Any, ...] = ()
-  state: str = ""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _End:
-  """The last line of an epoch; see `TapeWriter.close`."""
-
-  end: int
-  state: str
-
-
-_EVENTS = {
-  name: kind
-  for name, kind in vars(events).items()
-  if isinstance(kind, type) and issubclass(kind, events.Event)
-}
-
-
-def decode_event(values: dict[str, Any]) -> events.Event:
-  """The event that `events.to_dict` made these values of.
-
-  Raises:
-    ValueError: There is no such event, or its fields are others.
-  """
-  fields = dict(values)
-  name = fields.pop("type", None)
-  kind = _EVENTS.get(name) if isinstance(name, str) else None
-  if kind is None:
-    raise ValueError(f"there is no event {name!r}")
-  try:
-    return saved.decode(kind, fields)
-  except ValueError as error:
-    raise ValueError(f"{name}: {error}") from None
-
-
 def _merges(effects: tuple[events.Effect, ...]) -> list[dict[str, Any]]:
   return [events.to_dict(e) for e in effects if type(e) is events.Merge]
 
 
 def _as_read(values: list[dict[str, Any]]) -> tuple[Any, ...]:
   """Values as they come back from a line."""
-  return tuple(json.loads(_dump(values))) if values else ()
-
-
-def _parse(text: bytes) -> dict[str, Any]:
-  try:
-    values = json.loads(text.decode("utf-8"), parse_constant=_refuse)
-  except json.JSONDecodeError as error:
-    raise ValueError(f"no JSON: {error.msg} at column {error.colno}") from error
-  except (ValueError, RecursionError) as error:
-    raise ValueError(f"no JSON: {error}") from error
-  if not isinstance(values, dict):
-    raise ValueError("no JSON object")
-  return values
-
-
-def _refuse(word: str) -> None:
-  raise ValueError(f"{word} is no JSON value")
-
-
-def _dump(values: Any) -> str:
-  try:
-    return json.dumps(values, separators=(",", ":"), allow_nan=False)
-  except ValueError:  # A norm that is not finite, which JSON has no word for.
-    return json.dumps(
-      saved.encode(values), separators=(",", ":"), allow_nan=False
-    )
+  return tuple(json.loads(lines.dump(values))) if values else ()
 
 
 def _cut_torn_line(path: pathlib.Path) -> None:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from ddiloco_jax.cli import replay
-from ddiloco_jax.protocol import events, machine, saved, tape
+from ddiloco_jax.protocol import events, lines, machine, saved, tape
 from ddiloco_jax.protocol.events import Counts, Outcome, Position, Version
 from ddiloco_jax.protocol.rules import Rules
 from tests.protocol.driver import Learner, Run
@@ -84,7 +84,7 @@ def test_a_norm_that_is_not_finite_survives_the_tape(norm, tmp_path):
     positions=(Position(0, 7),),
   )
 
-  again = tape.decode_event(
+  again = lines.decode_event(
     json.loads(json.dumps(saved.encode(events.to_dict(event))))
   )
 
@@ -98,7 +98,7 @@ def test_every_kind_of_event_comes_back_equal(run):
 
   for event in run.events[:300]:
     values = json.loads(json.dumps(events.to_dict(event)))
-    assert tape.decode_event(values) == event
+    assert lines.decode_event(values) == event
 
 
 def test_an_altered_event_is_named_by_its_line(run, tmp_path):
