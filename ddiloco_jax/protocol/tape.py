@@ -13,7 +13,15 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from ddiloco_jax.protocol import events, lines, machine, saved
+from ddiloco_jax.protocol import events, machine, saved
+from ddiloco_jax.protocol.lines import (
+  End,
+  Head,
+  Step,
+  decode_event,
+  dump,
+  parse,
+)
 from ddiloco_jax.protocol.state import State
 
 FORMAT = 1
@@ -43,7 +51,7 @@ def digest(effects: tuple[events.Effect, ...]) -> str:
   """A name of what was decided, reasons included; "" for nothing."""
   if not effects:
     return ""
-  text = lines.dump([events.to_dict(effect) for effect in effects])
+  text = dump([events.to_dict(effect) for effect in effects])
   return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -55,7 +63,7 @@ class TapeWriter:
     _cut_torn_line(self._path)
     # Line buffered: a killed syncer loses at most the line being written.
     self._file = self._path.open("a", encoding="utf-8", buffering=1)
-    self._file.write(lines.dump(head) + "\n")
+    self._file.write(dump(head) + "\n")
     self._num_events = 0
 
   def append(
@@ -78,13 +86,13 @@ class TapeWriter:
     self._num_events += 1
     if self._num_events % STATE_DIGEST_EVERY == 0:
       line["state"] = machine.digest(state)
-    self._file.write(lines.dump(line) + "\n")
+    self._file.write(dump(line) + "\n")
 
   def close(self, state: State) -> None:
     """Ends the tape of this epoch with a digest of the last state."""
     end = {"end": self._num_events, "state": machine.digest(state)}
     with self._file:
-      self._file.write(lines.dump(end) + "\n")
+      self._file.write(dump(end) + "\n")
 
   def abandon(self) -> None:
     """Closes the file without an end line, as a killed syncer would."""
@@ -192,7 +200,7 @@ class Reader:
           self.torn = True
           break
         with self._naming_the_line():
-          line = self._read(lines.parse(text))
+          line = self._read(parse(text))
         if line is not None:
           yield line
     if self.state is None:
@@ -210,9 +218,9 @@ class Reader:
     elif self.closed:
       raise ValueError("only a header may follow an end line")
     elif "end" in values:
-      self._end(saved.decode(lines.End, values))
+      self._end(saved.decode(End, values))
     else:
-      return self._step(saved.decode(lines.Step, values))
+      return self._step(saved.decode(Step, values))
     return None
 
   def _start(self, values: dict[str, Any]) -> None:
@@ -221,15 +229,15 @@ class Reader:
         f"tape format {values['tape']!r}, and this release reads {FORMAT}; "
         "replay it with the release that wrote it"
       )
-    head = saved.decode(lines.Head, values)
+    head = saved.decode(Head, values)
     self.state = self.start = machine.load(head.rules, head.start)
     self.run_id, self.closed = head.run_id, False
     self.num_epochs += 1
     self._num_events = 0
 
-  def _step(self, line: lines.Step) -> Line:
+  def _step(self, line: Step) -> Line:
     assert self.state is not None
-    event = lines.decode_event(line.event)
+    event = decode_event(line.event)
     kind = type(event).__name__
     try:
       self.state, effects = machine.step(self.state, event)
@@ -251,7 +259,7 @@ class Reader:
       fault = self._compare(line.state)
     return Line(self._number, event, effects, self.state, fault)
 
-  def _end(self, line: lines.End) -> None:
+  def _end(self, line: End) -> None:
     self.closed = True
     fault = self._compare(line.state)
     if line.end != self._num_events:
@@ -294,7 +302,7 @@ def _merges(effects: tuple[events.Effect, ...]) -> list[dict[str, Any]]:
 
 def _as_read(values: list[dict[str, Any]]) -> tuple[Any, ...]:
   """Values as they come back from a line."""
-  return tuple(json.loads(lines.dump(values))) if values else ()
+  return tuple(json.loads(dump(values))) if values else ()
 
 
 def _cut_torn_line(path: pathlib.Path) -> None:
