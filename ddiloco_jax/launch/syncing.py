@@ -37,6 +37,7 @@ from ddiloco_jax.wire import messages, port
 _log = logging.getLogger(__name__)
 _STOP_GRACE_S = 2.0  # For the last words of open calls.
 _SAY_WAIT_S = 2.0  # A wait that lasts as long is logged.
+_OTHER_CALLS = 8  # Those who watch a run hold one each.
 _LIBRARIES = ("jax", "jaxlib", "numpy", "optax")
 
 
@@ -222,6 +223,7 @@ def serving(
     InUse: the address or the directory is taken.
     ValueError: an address or settings that cannot be, a run that has ended.
   """
+  _check_calls(cfg)
   listening = server.Server(address, cfg.wire)  # First: it leaves no trace.
   with contextlib.ExitStack() as stack:
     stack.callback(listening.stop, 0.0)
@@ -309,6 +311,21 @@ def run_spec(
   )
   messages.run_to_pb(spec)  # Fails now, not at a learner.
   return spec
+
+
+def _check_calls(cfg: config.Config) -> None:
+  """Refuses a server that its learners alone would fill.
+
+  No relation of the config: a learner's own `wire.max_calls` serves nobody.
+  """
+  needed = 2 * cfg.sync.max_learners + _OTHER_CALLS
+  if cfg.wire.max_calls < needed:
+    raise ValueError(
+      f"wire.max_calls is {cfg.wire.max_calls}: with sync.max_learners="
+      f"{cfg.sync.max_learners} it must be at least {needed}, a stream and a"
+      f" transfer for each learner and {_OTHER_CALLS} more. Raise it, or lower"
+      " sync.max_learners."
+    )
 
 
 def _check_goes_on(state: machine.State, path: pathlib.Path) -> None:

@@ -68,7 +68,7 @@ class Server:
     reflection.enable_server_reflection(
       (*names, reflection.SERVICE_NAME), server
     )
-    service = Service(synchronizer)
+    service = Service(synchronizer, self._cfg.call_timeout_s)
     server.add_generic_rpc_handlers((methods.make_handlers(service),))
     server.start()
 

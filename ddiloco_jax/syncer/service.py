@@ -4,9 +4,11 @@
 """
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Iterator
-from typing import Protocol
+from concurrent import futures
+from typing import Protocol, TypeVar
 
 import grpc
 
@@ -16,6 +18,8 @@ from ddiloco_jax.wire import codec, headers, messages, port, standing, transfer
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError, to_grpc
 
+_Message = TypeVar("_Message")
+
 
 class Served(port.Synchronizer, Protocol):
   """What a service carries: a Synchronizer that also tells how it stands."""
@@ -24,10 +28,17 @@ class Served(port.Synchronizer, Protocol):
 
 
 class Service:
-  """The methods of ddiloco.v1.Synchronizer over a `Served`."""
+  """The methods of ddiloco.v1.Synchronizer over a `Served`.
 
-  def __init__(self, synchronizer: Served):
+  Args:
+    synchronizer: Whom it asks.
+    opening_s: In which a stream of a caller must say its first word; a silent
+      one would hold a thread of the server for ever.
+  """
+
+  def __init__(self, synchronizer: Served, opening_s: float):
     self._synchronizer = synchronizer
+    self._opening_s = opening_s
 
   def GetRun(self, request: pb.GetRunRequest, context) -> pb.Run:
     with _faults(context):
@@ -37,7 +48,7 @@ class Service:
     self, requests: Iterator[pb.LearnerMessage], context
   ) -> Iterator[pb.SyncerMessage]:
     with _faults(context):
-      hello = _receive_hello(requests)
+      hello = _receive_hello(_opened(requests, "hello", self._opening_s))
       control = self._synchronizer.join(hello)
       upward = _Upward(requests, control)
       if not context.add_callback(control.close):
@@ -52,6 +63,7 @@ class Service:
     self, parts: Iterator[transfer.Part], context
   ) -> pb.PushOutcome:
     with _faults(context):
+      parts = _opened(parts, "its header", self._opening_s)
       header = transfer.receive_header(parts)
       result = self._synchronizer.push(
         headers.reply_header_from_pb(header),
@@ -133,6 +145,33 @@ def _faults(context) -> Iterator[None]:
     yield
   except ServiceError as error:
     context.abort(to_grpc(error.code), error.text)
+
+
+def _opened(
+  stream: Iterator[_Message], opening: str, timeout_s: float
+) -> Iterator[_Message]:
+  """The stream, once its first message is here.
+
+  Raises:
+    ServiceError: UNAVAILABLE where none came in time.
+  """
+  first: futures.Future[list[_Message]] = futures.Future()
+
+  def take() -> None:
+    try:
+      first.set_result(list(itertools.islice(stream, 1)))
+    except BaseException as error:
+      first.set_exception(error)
+
+  threading.Thread(target=take, name="first-message", daemon=True).start()
+  try:
+    return itertools.chain(first.result(timeout_s), stream)
+  except TimeoutError:
+    raise ServiceError(
+      "UNAVAILABLE",
+      f"a stream opened, and {opening} did not come within {timeout_s:g} s."
+      " Open another one, and send it at once.",
+    ) from None
 
 
 def _receive_hello(requests: Iterator[pb.LearnerMessage]) -> port.Hello:

@@ -24,11 +24,13 @@ class WireConfig:
     keepalive_s: A silent connection is probed after so long.
     keepalive_timeout_s: It is dropped if the probe is not answered in so long.
     reconnect_max_s: The longest pause between two attempts to connect.
-    call_timeout_s: Bound of a call that moves no fragment.
+    call_timeout_s: Bound of a call that moves no fragment, and of the wait for
+      the first message of any other.
     bandwidth_bytes_per_s: Cap on the fragment bytes that a learner sends, and
       likewise on those it receives; 0 for none.
-    max_calls: Calls that the syncer serves at once. A learner holds one, and
-      one more per transfer; threads are made only as they are needed.
+    max_calls: Calls that the syncer serves at once: at least 2 per learner
+      that it admits, and 8. A learner holds one, and one more per transfer;
+      threads are made only as they are needed.
     insecure: Allow the syncer to listen beyond loopback without TLS.
   """
 

@@ -137,6 +137,18 @@ def test_an_address_that_is_refused_leaves_no_run_behind(tmp_path):
     assert train_to_the_end(run).exit_code == 0
 
 
+def test_fewer_calls_than_the_learners_hold_are_refused(tmp_path):
+  cfg = settings(max_learners=8, wire__max_calls=23)
+
+  with (
+    pytest.raises(ValueError, match=r"wire\.max_calls is 23.*at least 24"),
+    served_run(cfg, tmp_path / "run"),
+  ):
+    pass
+
+  assert not (tmp_path / "run").exists()
+
+
 def test_a_malformed_address_is_bad_usage(tmp_path):
   with ending() as start:
     syncer = start(command(tmp_path, "--address=8470"), tmp_path / "log")

@@ -29,6 +29,7 @@ from ddiloco_jax.syncer.server import Server
 from ddiloco_jax.wire import codec, headers, options, port, transfer
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError
+from tests.support.served import wait_for
 
 LAYOUT = make_layout(
   {"a/w": ((3, 5), "float32"), "b": ((), "float32")}, "tensor", 2
@@ -447,6 +448,36 @@ def test_an_idle_learner_stays_for_ninety_seconds_by_default():
     control.close()
 
   assert stamp.t == 1
+
+
+@pytest.mark.parametrize("method", ["Join", "PushFragment"])
+def test_streams_that_say_nothing_do_not_keep_the_servers_threads(method):
+  cfg = options.WireConfig(max_calls=4, call_timeout_s=0.5)
+  silent = threading.Event()
+
+  def nothing():
+    silent.wait(30)
+    yield b""
+
+  with (
+    serving(Store(make_run()), cfg) as (server, client),
+    grpc.insecure_channel(server.address) as channel,
+  ):
+    open_stream = channel.stream_stream(f"/ddiloco.v1.Synchronizer/{method}")
+    streams = [open_stream(nothing()) for _ in range(8)]
+    codes = [stream.code() for stream in streams]
+    told = streams[0].details()
+    run = client.get_run()
+    silent.set()
+
+  assert codes == [grpc.StatusCode.UNAVAILABLE] * 8
+  assert "did not come within 0.5 s" in told
+  assert run == make_run()
+  wait_for(
+    lambda: (
+      "first-message" not in [thread.name for thread in threading.enumerate()]
+    )
+  )
 
 
 def test_a_port_in_use_is_named_with_the_reason():
