@@ -86,7 +86,7 @@ def show(statuses: Iterator[pb.Status], as_json: bool) -> None:
   """Prints each; on a terminal the newest replaces the one before."""
   if as_json:
     for status in statuses:
-      print(json.dumps(view.to_dict(status)), flush=True)
+      print(json.dumps(view.to_dict(status), allow_nan=False), flush=True)
     return
   console = Console()
   if not console.is_terminal:

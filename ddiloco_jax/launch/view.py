@@ -1,5 +1,6 @@
 """How a run stands, for people: a table for a terminal, a line for a log."""
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -58,18 +59,26 @@ def one_line(status: pb.Status | None) -> str:
 
 
 def to_dict(message: Message) -> dict[str, Any]:
-  """A message as JSON values: numbers stay numbers, nothing is left out."""
-  values = {}
-  for field in message.DESCRIPTOR.fields:
-    value = getattr(message, field.name)
-    if isinstance(value, Message):
-      value = to_dict(value)
-    elif isinstance(value, Mapping):
-      value = dict(value)
-    elif field.is_repeated:
-      value = [to_dict(x) if isinstance(x, Message) else x for x in value]
-    values[field.name] = value
-  return values
+  """A message as strict JSON values: numbers stay numbers, nothing is left out.
+
+  A number that is not finite, such as a diverged loss, becomes None.
+  """
+  return {
+    field.name: _to_json(getattr(message, field.name))
+    for field in message.DESCRIPTOR.fields
+  }
+
+
+def _to_json(value: Any) -> Any:
+  if isinstance(value, Message):
+    return to_dict(value)
+  if isinstance(value, Mapping):
+    return {str(key): _to_json(item) for key, item in value.items()}
+  if isinstance(value, str | int):
+    return value
+  if isinstance(value, float):
+    return value if math.isfinite(value) else None
+  return [_to_json(item) for item in value]
 
 
 def headline(status: pb.Status) -> str:

@@ -84,7 +84,7 @@ class Store:
       self.tape.rename(self.path / f"tape.{self.epoch - 1}.jsonl")
     part = self.path / "epoch.part"
     with open(part, "w") as file:
-      json.dump(self.epoch, file)
+      json.dump(self.epoch, file, allow_nan=False)
       file.flush()
       os.fsync(file.fileno())
     part.rename(self._epoch_file)

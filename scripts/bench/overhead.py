@@ -185,7 +185,8 @@ def main():
     f" {num_params / 1e6:.1f}M parameters)"
   )
   if args.json:
-    print(json.dumps(report(figures, vars(args) | {"num_params": num_params})))
+    said = report(figures, vars(args) | {"num_params": num_params})
+    print(json.dumps(said, allow_nan=False))
 
 
 def report(figures, settings):

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import socket
 import subprocess
 import sys
@@ -45,6 +46,7 @@ class Standing:
       t=self.t,
       phase="finished" if 0 < self.end <= self.t else "waiting",
       waiting_for="quorum 2: learner 0 is here, one more is missing",
+      quorum_s=math.nan,
     )
 
 
@@ -78,7 +80,9 @@ def test_json_is_one_object_a_line(capsys):
     command.main([address, "--json"])
 
   (line,) = capsys.readouterr().out.splitlines()
-  assert json.loads(line)["phase"] == "waiting"
+  values = json.loads(line, parse_constant=pytest.fail)
+  assert values["phase"] == "waiting"
+  assert values["quorum_s"] is None  # NaN, which JSON has no word for.
 
 
 def test_watch_ends_with_the_run(capsys, monkeypatch):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 
 import pytest
 from rich.console import Console
@@ -130,3 +131,17 @@ def test_as_json_a_status_keeps_its_numbers_and_leaves_nothing_out(status):
   assert values["learners"][0]["metrics"]["loss"] == 3.25
   assert values["fragments"][1]["version"] == {"epoch": 1, "n": 5}
   assert values["alarms"] == ["slot_missed: fragment 3"]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_as_json_a_number_that_is_not_finite_is_null(status, value):
+  status.learners[0].metrics["loss"] = value
+  status.sync_s = value
+  status.books.add(name="merged", tokens=value)
+
+  values = view.to_dict(status)
+
+  json.dumps(values, allow_nan=False)
+  assert values["learners"][0]["metrics"] == {"loss": None, "num_tokens": 1024}
+  assert values["sync_s"] is None
+  assert values["books"][-1] == {"name": "merged", "tokens": None}
