@@ -302,10 +302,11 @@ def test_the_same_push_twice_counts_once(run):
   )
 
 
-def test_a_forged_secret_is_refused(run):
+@pytest.mark.parametrize("secret", ["", "guess", "Geheimnis für 日本"])
+def test_a_forged_secret_is_refused(run, secret):
   voice = join(run, "ada")
   pull = voice.pulled()
-  forged = dataclasses.replace(voice.session, secret="guess")
+  forged = dataclasses.replace(voice.session, secret=secret)
 
   with pytest.raises(ServiceError) as pushed:
     voice.push(pull, session=forged)
