@@ -1,8 +1,9 @@
-"""A learner without JAX, from protos/ddiloco/v1/synchronizer.proto alone.
+"""A learner of grpcio, protobuf and numpy: no JAX, nothing of ddiloco_jax.
 
-python docs/examples/custom_learner.py --write_model=theta.npz
+docs/protocol.md says how to make synchronizer_pb2.py; then, beside it:
+python custom_learner.py --write_model=theta.npz
 python -m ddiloco_jax.cli.syncer --layout_arrays=theta.npz ...
-python docs/examples/custom_learner.py --syncer=HOST:PORT --learner_id=NAME
+python custom_learner.py --syncer=HOST:PORT --learner_id=NAME
 """
 
 import argparse
@@ -14,8 +15,7 @@ import zlib
 
 import grpc
 import numpy as np
-
-from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
+import synchronizer_pb2 as pb
 
 BATCH, RATE = 32, 0.05
 # Theta 0, from which the syncer starts: tree path -> array.

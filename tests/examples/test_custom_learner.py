@@ -1,6 +1,13 @@
-"""The custom learner of the docs takes part in a real run."""
+"""The custom learner of the docs takes part in a real run, without our package.
 
+It stands where a user puts it: in a directory of its own, beside the messages
+that the documented command made of the .proto file.
+"""
+
+import os
 import pathlib
+import shlex
+import shutil
 import subprocess
 import sys
 
@@ -13,27 +20,69 @@ from tests.support.served import Served
 
 ROOT = pathlib.Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs" / "examples" / "custom_learner.py"
+PROTOC = "    python -m grpc_tools.protoc "
+# Python imports this before anything else: our package is not to be had.
+NOT_OURS = "import sys; sys.modules['ddiloco_jax'] = None\n"
 
 
-def start(*args: str) -> subprocess.Popen:
+def run_python(place: pathlib.Path, *args: str) -> subprocess.Popen:
+  """As a user does in that directory."""
+  env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
   return subprocess.Popen(
-    [sys.executable, "-W", "error", str(EXAMPLE), *args],
-    cwd=ROOT,
-    env={"PYTHONPATH": str(ROOT)},
+    [sys.executable, *args],
+    cwd=place,
+    env=env | {"PYTHONPATH": str(place)},
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,
     text=True,
   )
 
 
+def start(place: pathlib.Path, *args: str) -> subprocess.Popen:
+  return run_python(place, "-W", "error", "custom_learner.py", *args)
+
+
+def documented(page: str) -> str:
+  """The command that a page says makes the messages."""
+  lines = (ROOT / page).read_text("utf-8").splitlines()
+  (command,) = [line for line in lines if line.startswith(PROTOC)]
+  return command
+
+
 @pytest.fixture(scope="module")
-def theta(tmp_path_factory):
-  path = tmp_path_factory.mktemp("model") / "theta.npz"
-  process = start(f"--write_model={path}")
+def place(tmp_path_factory):
+  """A directory of a user, who has the example and the .proto file."""
+  place = tmp_path_factory.mktemp("elsewhere")
+  shutil.copytree(ROOT / "protos", place / "protos")
+  shutil.copy(EXAMPLE, place)
+  (place / "sitecustomize.py").write_text(NOT_OURS)
+  command = shlex.split(documented("docs/protocol.md"))
+  made = run_python(place, *command[1:])
+  output, _ = made.communicate(timeout=60)
+  assert made.returncode == 0, output
+  assert (place / "synchronizer_pb2.py").exists()
+  return place
+
+
+@pytest.fixture(scope="module")
+def theta(place):
+  process = start(place, "--write_model=theta.npz")
   output, _ = process.communicate(timeout=60)
   assert process.returncode == 0, output
-  with np.load(path) as arrays:
+  with np.load(place / "theta.npz") as arrays:
     return dict(arrays)
+
+
+def test_our_package_is_not_to_be_had_there(place):
+  process = run_python(place, "-c", "import ddiloco_jax.wire.pb")
+  output, _ = process.communicate(timeout=60)
+
+  assert process.returncode != 0
+  assert "ModuleNotFoundError" in output
+
+
+def test_the_readme_says_the_same_command():
+  assert documented("README.md") == documented("docs/protocol.md")
 
 
 def test_it_is_short_and_needs_no_more_than_it_says():
@@ -46,18 +95,23 @@ def test_it_is_short_and_needs_no_more_than_it_says():
   }
 
   assert len(lines) < 150
-  assert third_party == {"grpc", "numpy", "ddiloco_jax"}
-  ours = [line for line in imports if "ddiloco_jax" in line]
-  assert ours == ["from ddiloco_jax.wire.pb import synchronizer_pb2 as pb"]
+  assert third_party == {"grpc", "numpy", "synchronizer_pb2"}
 
 
 @pytest.mark.parametrize("up_format", ["float32", "bfloat16"])
-def test_two_of_them_learn_together_and_end_with_the_run(theta, up_format):
+def test_two_of_them_learn_together_and_end_with_the_run(
+  place, theta, up_format
+):
   rules = Rules(num_fragments=2, cycle_steps=8, num_syncer_steps=120, quorum=2)
   run = Served(theta, rules, learning_rate=0.7, up_format=up_format)
 
   learners = [
-    start(f"--syncer={run.address}", f"--learner_id={name}", "--step_s=0.04")
+    start(
+      place,
+      f"--syncer={run.address}",
+      f"--learner_id={name}",
+      "--step_s=0.04",
+    )
     for name in ("ada", "bob")
   ]
   outputs = [learner.communicate(timeout=60)[0] for learner in learners]
@@ -80,11 +134,11 @@ def test_two_of_them_learn_together_and_end_with_the_run(theta, up_format):
   assert {learner.step > 0 for learner in status.learners} == {True}
 
 
-def test_a_run_that_is_over_tells_it_so(theta):
+def test_a_run_that_is_over_tells_it_so(place, theta):
   run = Served(theta, Rules(num_fragments=2, cycle_steps=4))
   run.syncer.request_stop("enough")
 
-  learner = start(f"--syncer={run.address}", "--learner_id=ada")
+  learner = start(place, f"--syncer={run.address}", "--learner_id=ada")
   output, _ = learner.communicate(timeout=60)
   run.close()
 
