@@ -243,7 +243,11 @@ def test_figures_of_one_page_share_no_ids(eventful):
 
 
 def test_a_run_in_which_nothing_happened_can_be_drawn():
-  figures.draw_all(make_history(realised_h=(), books={}, merges=()), {})
+  drawn = figures.draw_all(make_history(realised_h=(), books={}, merges=()), {})
+
+  tags = {ElementTree.fromstring(svg).tag for svg in drawn.values()}
+  assert len(drawn) == 5
+  assert tags == {"{http://www.w3.org/2000/svg}svg"}
 
 
 def test_a_loss_curve_keeps_few_points_and_its_mean():
