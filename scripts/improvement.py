@@ -60,8 +60,8 @@ def to_markdown(settings, rows, imposed):
   if imposed:
     lines += [
       "",
-      f"Imposed tape, commit {imposed['commit']}: {imposed['imposed_merges']}"
-      f" merges, largest difference {imposed['imposed_error']:.2e} of the"
+      f"Imposed tape, commit {imposed['commit']}: {imposed['num_merges']}"
+      f" merges, largest difference {imposed['largest_difference']:.2e} of the"
       " largest movement of a tensor.",
     ]
   return "\n".join(lines).strip()

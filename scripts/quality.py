@@ -116,7 +116,7 @@ def main():
   if args.json:
     result = {
       "name": "quality",
-      "figures": {**imposed, **over_seeds(rows), "seeds": rows},
+      "figures": {"imposed": imposed, **over_seeds(rows), "seeds": rows},
       "settings": {"config": CONFIG, **dataclasses.asdict(study)},
       "commit": commit(),
     }
@@ -163,7 +163,7 @@ def run_imposed(out):
   def compare():
     run_dir = finish(path, "ddiloco_jax.cli.local", *flags)
     worst, num_merges = test_imposed.compare(run_dir)
-    return {"imposed_error": float(worst), "imposed_merges": num_merges}
+    return {"largest_difference": float(worst), "num_merges": num_merges}
 
   return once(path.with_suffix(".json"), compare)
 
