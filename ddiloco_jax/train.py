@@ -40,17 +40,19 @@ def main() -> int:
   # Imported here: the flags above answer --help before JAX is loaded.
   from ddiloco_jax.launch import training
 
-  cfg = config.parsed()
+  with exits.edge():
+    cfg = config.parsed()
   run_dir = pathlib.Path(_RUN_DIR.value or cfg.run.directory)
   should_stop = process.stop_on_signals()
   if _SYNCER.value is None:
     loss = training.run_plain(cfg, run_dir, should_stop, _RESTORE.value)
     print(f"held-out loss {loss:.4f} nats per token; run directory {run_dir}")
     return 0
-  process.refuse_owned(config.syncer_owned(config.overridden()))
-  link = process.make_link(
-    cfg, _SYNCER.value, _LEARNER_ID.value, _TAKEOVER.value, should_stop
-  )
+  with exits.edge():
+    process.refuse_owned(config.syncer_owned(config.overridden()))
+    link = process.make_link(
+      cfg, _SYNCER.value, _LEARNER_ID.value, _TAKEOVER.value, should_stop
+    )
   directory = run_dir / "learners" / _LEARNER_ID.value
   reason = training.run_learner(
     cfg, link, directory, should_stop, _RESTORE.value

@@ -90,7 +90,7 @@ def main(argv: list[str] | None = None) -> int:
   run = Run(processes, run_dir, policy, kills, say=screen.say)
   try:
     code = local.drive(run, kills, requests, screen)
-  except ValueError as error:
+  except exits.BadUsage as error:
     parser.error(str(error))
   if not run.address:
     return code  # The directory's records, if any, are another run's.

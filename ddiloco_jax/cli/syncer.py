@@ -13,7 +13,7 @@ import pathlib
 from absl import flags
 
 from ddiloco_jax import config
-from ddiloco_jax.launch import process
+from ddiloco_jax.launch import exits, process
 
 _ADDRESS = flags.DEFINE_string(
   "address",
@@ -36,11 +36,12 @@ config.define_flag()
 
 def main() -> int:
   # Imported here: the flags above answer --help before JAX is loaded.
-  from ddiloco_jax.launch import syncing
+  from ddiloco_jax.launch import arrays, syncing
 
-  cfg = config.parsed()
+  with exits.edge():
+    cfg = config.parsed()
+    theta = arrays.load_arrays(_ARRAYS.value) if _ARRAYS.value else None
   run_dir = pathlib.Path(_RUN_DIR.value or cfg.run.directory)
-  theta = syncing.load_arrays(_ARRAYS.value) if _ARRAYS.value else None
   stop = process.stop_on_signals()
   with syncing.serving(
     cfg, run_dir, _ADDRESS.value, _RESTORE.value, theta

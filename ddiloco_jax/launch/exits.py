@@ -1,5 +1,9 @@
 """How a command ends: one table of exit codes for all of them."""
 
+import contextlib
+import pathlib
+from collections.abc import Iterator
+
 OK = 0
 FAILED = 1
 BAD_USAGE = 2
@@ -17,6 +21,35 @@ MEANINGS = {
   NO_SYNCER: "no syncer was there for run.connect_timeout_s or run.max_solo_s",
   IN_USE: "the address or the run directory is in use",
 }
+
+
+class BadUsage(ValueError):
+  """What a user gave cannot be; it ends a command in one line, BAD_USAGE."""
+
+
+@contextlib.contextmanager
+def edge() -> Iterator[None]:
+  """Where it is checked what a user gave: a ValueError here is BadUsage.
+
+  Anywhere else it is a fault of this program, and keeps its traceback.
+  """
+  try:
+    yield
+  except ValueError as error:
+    raise BadUsage(str(error)) from error
+
+
+@contextlib.contextmanager
+def writing_to(directory: pathlib.Path) -> Iterator[None]:
+  """Where what a process writes is opened: an OSError here is BadUsage."""
+  try:
+    yield
+  except OSError as error:
+    raise BadUsage(
+      f"cannot write to {directory}: {error.strerror}"
+      f" ({error.filename}). Give another --run_dir, a directory that is"
+      " there or can be made, and that this user may write to."
+    ) from error
 
 
 def table(codes: tuple[int, ...] = tuple(MEANINGS)) -> str:

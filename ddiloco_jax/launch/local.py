@@ -124,7 +124,8 @@ def _watch(
       progress = failures.Progress(time.monotonic() - start)
       if watch.status is not None:
         of = watch.status.num_syncer_steps
-        failures.check_ends(kills, of)
+        with exits.edge():
+          failures.check_ends(kills, of)
         progress = progress._replace(t=watch.status.t, num_syncer_steps=of)
         for learner in watch.status.learners:
           child = run.children.get(learner_name(learner.learner_id))

@@ -22,6 +22,7 @@ from ddiloco_jax.launch.exits import (
   NO_SYNCER,
   OK,
   QUORUM_TIMEOUT,
+  BadUsage,
 )
 from ddiloco_jax.learner.client import Client
 from ddiloco_jax.learner.link import Link, LinkConfig, Stopped, SyncerLost
@@ -133,9 +134,8 @@ def _parse(argv: Sequence[str]) -> list[str]:
 def _code(main: Callable[[], int]) -> int:
   try:
     return main()
-  except ValueError as error:
-    code = BAD_USAGE
-    message = str(error)
+  except BadUsage as error:
+    code, message = BAD_USAGE, str(error)
   except InUse as error:
     code, message = IN_USE, str(error)
   except Stopped as stopped:

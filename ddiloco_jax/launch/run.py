@@ -118,10 +118,15 @@ class Run:
     return [c for c in self.children.values() if c is not self.syncer]
 
   def start_syncer(self, is_cancelled: Callable[[], bool]) -> bool:
-    """Starts the syncer and waits until it serves; False if it does not."""
+    """Starts the syncer and waits until it serves; False if it does not.
+
+    Raises:
+      BadUsage: the run's directory cannot be written to.
+    """
     path = self._run_dir / "address"
     before = path.stat().st_mtime_ns if path.exists() else None
-    self.syncer.start()
+    with exits.writing_to(self._run_dir):
+      self.syncer.start()
     deadline = time.monotonic() + self._cfg.start_timeout_s
     while self.syncer.is_running and not is_cancelled():
       if path.exists() and path.stat().st_mtime_ns != before:

@@ -13,18 +13,16 @@ import logging
 import pathlib
 import secrets
 import time
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
 from ddiloco_jax import config
 from ddiloco_jax.algorithm import fragments, outer
+from ddiloco_jax.launch import exits
 from ddiloco_jax.models import transformer
 from ddiloco_jax.protocol import events, machine, tape
 from ddiloco_jax.syncer import server
@@ -54,8 +52,8 @@ class SyncerRun:
 
   Raises:
     InUse: see Store.
-    ValueError: settings that do not fit the model, or the checkpoint; a run
-      that has reached its end.
+    BadUsage: settings that do not fit the model, or the checkpoint; a run that
+      has reached its end; a directory that cannot be written to.
   """
 
   def __init__(
@@ -67,46 +65,21 @@ class SyncerRun:
     tx: optax.GradientTransformation | None = None,
   ):
     params = init_params(cfg) if theta is None else dict(theta)
-    layout = fragments.make_layout(
-      fragments.shapes_of(params),
-      cfg.fragments.kind,
-      cfg.fragments.num_fragments,
-    )
-    rules = dataclasses.replace(
-      cfg.sync,
-      fragment_params=tuple(
-        layout.num_params(p) for p in range(layout.num_fragments)
-      ),
-    )
-    tx = outer.make_outer(cfg.outer) if tx is None else tx
+    path = pathlib.Path(run_dir)
     with contextlib.ExitStack() as stack:
-      self.store = Store(run_dir, restore, cfg.run.max_to_keep)
-      stack.callback(self.store.close)
-      if self.store.has_progress:
-        tensors, saved, record = self.store.restore(layout, tx)
-        state = machine.restore(rules, saved, self.store.epoch)
-        _check_goes_on(state, self.store.path)
-        run_id = record["run_id"]
-      else:
-        if self.store.epoch > 1:
-          _log.info("%s has no checkpoint yet: the run begins afresh", run_dir)
-        tensors = _split(params, layout, tx)
-        state = machine.initial(rules, self.store.epoch)
-        run_id = f"{cfg.run.name}-{secrets.token_hex(4)}"
-      spec = run_spec(cfg, layout, run_id, state.epoch)
-      self._record = {
-        "run_id": run_id,
-        "layout_digest": layout.digest(),
-        "config": json.loads(config.to_json(cfg)),
-      }
-      self._every_s = cfg.run.checkpoint_every_s
-      self.store.begin()
-      (self.store.path / "config.json").write_text(config.to_json(cfg))
-      head = tape.header(state, run_id=run_id, libraries=_versions())
-      self._tape = tape.TapeWriter(self.store.tape, head)
-      self._metrics = metrics.MetricsWriter(self.store.path / "metrics.jsonl")
-      stack.callback(self._metrics.close)
-      self.syncer = self._make_syncer(cfg, spec, state, tensors, tx)
+      with exits.edge(), exits.writing_to(path):
+        layout = fragments.make_layout(
+          fragments.shapes_of(params),
+          cfg.fragments.kind,
+          cfg.fragments.num_fragments,
+        )
+        tx = outer.make_outer(cfg.outer) if tx is None else tx
+        self.store = Store(run_dir, restore, cfg.run.max_to_keep)
+        stack.callback(self.store.close)
+        start = _start(cfg, layout, params, tx, self.store)
+        self._begin(cfg, start)
+        stack.callback(self._metrics.close)
+      self.syncer = self._make_syncer(cfg, start, tx)
       stack.callback(lambda: self._tape.close(self.syncer.close()))
       self._save()
       self.store.wait()  # Who joins finds the same run after any restart.
@@ -139,14 +112,29 @@ class SyncerRun:
     """Ends threads, records and the lock."""
     self._closing.close()
 
+  def _begin(self, cfg: config.Config, start: "_Start") -> None:
+    """Opens what a run writes; nothing can refuse the start any more."""
+    self._record = {
+      "run_id": start.spec.run_id,
+      "layout_digest": start.spec.layout.digest(),
+      "config": json.loads(config.to_json(cfg)),
+    }
+    self._every_s = cfg.run.checkpoint_every_s
+    self.store.begin()
+    (self.store.path / "config.json").write_text(config.to_json(cfg))
+    head = tape.header(
+      start.state, run_id=start.spec.run_id, libraries=_versions()
+    )
+    self._tape = tape.TapeWriter(self.store.tape, head)
+    self._metrics = metrics.MetricsWriter(self.store.path / "metrics.jsonl")
+
   def _make_syncer(
     self,
     cfg: config.Config,
-    spec: port.RunSpec,
-    state: machine.State,
-    tensors: Tensors,
+    begin: "_Start",
     tx: optax.GradientTransformation,
   ) -> Syncer:
+    spec, state, tensors = begin
     make_merger = functools.partial(
       Merger,
       spec.layout,
@@ -221,10 +209,12 @@ def serving(
 
   Raises:
     InUse: the address or the directory is taken.
-    ValueError: an address or settings that cannot be, a run that has ended.
+    BadUsage: an address, a directory or settings that cannot be; a run that
+      has ended.
   """
-  _check_calls(cfg)
-  listening = server.Server(address, cfg.wire)  # First: it leaves no trace.
+  with exits.edge():
+    _check_calls(cfg)
+    listening = server.Server(address, cfg.wire)  # First: it leaves no trace.
   with contextlib.ExitStack() as stack:
     stack.callback(listening.stop, 0.0)
     run = SyncerRun(cfg, str(run_dir), restore, theta)
@@ -233,40 +223,6 @@ def serving(
     stack.callback(listening.stop, _STOP_GRACE_S)  # Before the run closes.
     (run_dir / "address").write_text(listening.address)
     yield Served(run, listening.address)
-
-
-def load_arrays(path: str) -> dict[str, np.ndarray]:
-  """Theta 0 from an .npz of arrays that are named by tree path.
-
-  Raises:
-    ValueError: the file cannot be read as one.
-  """
-  try:
-    with zipfile.ZipFile(path) as archive:
-      fault = archive.testzip()  # A flipped bit would be a parameter.
-    if fault:
-      raise ValueError(f"{fault} has a wrong checksum")
-    with np.load(path, allow_pickle=False) as loaded:
-      arrays = {name: loaded[name] for name in loaded.files}
-    _check_arrays(arrays)
-  except (OSError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-    raise ValueError(
-      f"--layout_arrays={path}: {error}. It must be an .npz file of finite"
-      " floating arrays, named by tree path, as numpy.savez writes it."
-    ) from error
-  return arrays
-
-
-def _check_arrays(arrays: Mapping[str, Any]) -> None:
-  if not arrays:
-    raise ValueError("it has no arrays")
-  for name, array in arrays.items():
-    if not isinstance(array, np.ndarray):
-      raise ValueError(f"{name!r} is no array")
-    if not jnp.issubdtype(array.dtype, jnp.floating):
-      raise ValueError(f"{name!r} is of {array.dtype}")
-    if not np.isfinite(array).all():
-      raise ValueError(f"{name!r} has elements that are not finite")
 
 
 def init_params(cfg: config.Config) -> dict[str, np.ndarray]:
@@ -311,6 +267,42 @@ def run_spec(
   )
   messages.run_to_pb(spec)  # Fails now, not at a learner.
   return spec
+
+
+class _Start(NamedTuple):
+  """What a syncer starts from."""
+
+  spec: port.RunSpec
+  state: machine.State
+  tensors: Tensors
+
+
+def _start(
+  cfg: config.Config,
+  layout: fragments.Layout,
+  params: Mapping[str, np.ndarray],
+  tx: optax.GradientTransformation,
+  store: Store,
+) -> _Start:
+  """The run in the store, or a fresh one; the store is left as it is.
+
+  Raises:
+    ValueError: settings that do not fit; a run that has ended.
+  """
+  sizes = tuple(layout.num_params(p) for p in range(layout.num_fragments))
+  rules = dataclasses.replace(cfg.sync, fragment_params=sizes)
+  if store.has_progress:
+    tensors, saved, record = store.restore(layout, tx)
+    state = machine.restore(rules, saved, store.epoch)
+    _check_goes_on(state, store.path)
+    run_id = record["run_id"]
+  else:
+    if store.epoch > 1:
+      _log.info("%s has no checkpoint yet: the run begins afresh", store.path)
+    tensors = _split(params, layout, tx)
+    state = machine.initial(rules, store.epoch)
+    run_id = f"{cfg.run.name}-{secrets.token_hex(4)}"
+  return _Start(run_spec(cfg, layout, run_id, state.epoch), state, tensors)
 
 
 def _check_calls(cfg: config.Config) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from ddiloco_jax import config
 from ddiloco_jax.algorithm import fragments
 from ddiloco_jax.data import stream
+from ddiloco_jax.launch import exits
 from ddiloco_jax.learner.learner import Learner, LearnerConfig
 from ddiloco_jax.learner.link import SyncerLost
 from ddiloco_jax.learner.seams import Batches
@@ -46,26 +47,30 @@ def run_learner(
     Why it ended.
 
   Raises:
-    ValueError: the run's layout is not that of the run's own model here, or
-      settings that cannot be met.
+    BadUsage: the run's layout is not that of the run's own model here, or
+      settings that cannot be met, or a directory that cannot be written to.
   """
-  cfg, replaced = config.with_shared(cfg, port.run.settings_json)
-  if replaced:
-    _log.info("the syncer's settings rule for %s", ", ".join(replaced))
-  config.check_vocab(cfg)
-  model = _make_trainer(cfg, seed=None)
-  check_layout(port.run.layout, model.params)
-  make_batches = batches_of(cfg, port.run.num_shards)
-  if example := make_batches(0)(0):
+  with exits.edge(), exits.writing_to(directory):
+    cfg, replaced = config.with_shared(cfg, port.run.settings_json)
+    if replaced:
+      _log.info("the syncer's settings rule for %s", ", ".join(replaced))
+    config.check_vocab(cfg)
+    model = _make_trainer(cfg, seed=None)
+    check_layout(port.run.layout, model.params)
+    make_batches = batches_of(cfg, port.run.num_shards)
+    example = make_batches(0)(0)
+    records = metrics.MetricsWriter(directory / "metrics.jsonl")
+  if example:
     model.warm_up(example)  # Compiles before it joins (App. E).
   with (
+    records,
     Checkpoints(directory / "checkpoints", cfg.run.max_to_keep) as saved,
-    metrics.MetricsWriter(directory / "metrics.jsonl") as records,
   ):
     records.write({"data_digest": stream.load_corpus(cfg.data).digest})
     latest = saved.latest()
     if restore and latest is not None:
-      model.restore_moments(saved, latest)
+      with exits.edge():
+        model.restore_moments(saved, latest)
     boundaries = _Boundaries(cfg, model, saved, records, latest or 0)
     learner = Learner(
       port,
@@ -93,25 +98,34 @@ def run_plain(
 
   Returns:
     The held-out loss at the end, nats per token.
+
+  Raises:
+    BadUsage: settings that cannot be met, a directory that cannot be written
+      to, or a checkpoint of another model.
   """
-  config.check_vocab(cfg)
-  model = _make_trainer(cfg, cfg.run.seed)
-  directory.mkdir(parents=True, exist_ok=True)
-  (directory / "config.json").write_text(config.to_json(cfg))
+  with exits.edge(), exits.writing_to(directory):
+    config.check_vocab(cfg)
+    model = _make_trainer(cfg, cfg.run.seed)
+    records = metrics.MetricsWriter(directory / "metrics.jsonl")
+    (directory / "config.json").write_text(config.to_json(cfg))
+    held_out = stream.held_out(
+      cfg.data,
+      cfg.train.seq_len,
+      cfg.evaluate.num_windows,
+      cfg.train.batch_size,
+    )
   make_evaluate = evaluate.make_evaluate(
     transformer.make_model(cfg.model), model.mesh
   )
-  held_out = stream.held_out(
-    cfg.data, cfg.train.seq_len, cfg.evaluate.num_windows, cfg.train.batch_size
-  )
   with (
+    records,
     Checkpoints(directory / "checkpoints", cfg.run.max_to_keep) as saved,
-    metrics.MetricsWriter(directory / "metrics.jsonl") as records,
   ):
     latest = saved.latest()
     start, offset = 0, latest or 0
     if restore and latest is not None:
-      start, offset = model.restore(saved, latest)["step"], 0
+      with exits.edge():
+        start, offset = model.restore(saved, latest)["step"], 0
     boundaries = _Boundaries(cfg, model, saved, records, offset)
 
     def held_out_loss(step: int) -> float:
@@ -142,14 +156,15 @@ def batches_of(cfg: config.Config, num_shards: int) -> Callable[[int], Batches]:
   """Shard -> (position -> batch, or None once the data is used up)."""
 
   def make(shard: int):
-    batches = stream.make_batches(
-      cfg.data,
-      cfg.run.seed,
-      shard,
-      num_shards,
-      cfg.train.batch_size,
-      cfg.train.seq_len,
-    )
+    with exits.edge():
+      batches = stream.make_batches(
+        cfg.data,
+        cfg.run.seed,
+        shard,
+        num_shards,
+        cfg.train.batch_size,
+        cfg.train.seq_len,
+      )
 
     def batch(position: int) -> Mapping[str, np.ndarray] | None:
       try:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ddiloco_jax import config
-from ddiloco_jax.launch import exits, syncing
+from ddiloco_jax.launch import arrays, exits, syncing
 from ddiloco_jax.syncer.errors import InUse
 from ddiloco_jax.wire.status import ServiceError
 from tests.support import small
@@ -224,16 +224,16 @@ def test_arrays_that_cannot_be_read_are_bad_usage(tmp_path, spoil):
   spoil(path)
 
   with pytest.raises(ValueError, match=r"--layout_arrays=.*theta\.npz"):
-    syncing.load_arrays(str(path))
+    arrays.load_arrays(str(path))
 
 
 def test_arrays_that_can_be_read_are_theta_0(tmp_path):
   path = tmp_path / "theta.npz"
   np.savez(path, **{"a/w": np.ones((2, 3), np.float32)})
 
-  arrays = syncing.load_arrays(str(path))
+  loaded = arrays.load_arrays(str(path))
 
-  np.testing.assert_array_equal(arrays["a/w"], np.ones((2, 3)))
+  np.testing.assert_array_equal(loaded["a/w"], np.ones((2, 3)))
 
 
 def test_a_corrupted_file_of_arrays_has_its_exit_code(run, tmp_path):
