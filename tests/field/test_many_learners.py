@@ -183,6 +183,7 @@ def test_one_killed_learner_does_not_hold_up_the_rounds(make_run):
   wait_for(lambda: len(run.all_of(events.Merge)) >= merges + 4)
   wait_for(lambda: run.sync.status().num_live == 3)
 
+  gone = len(run.all_of(events.Merge))
   included = [learner.num_included() for learner in learners[1:]]
   wait_for(
     lambda: all(
@@ -190,6 +191,13 @@ def test_one_killed_learner_does_not_hold_up_the_rounds(make_run):
       for learner, before in zip(learners[1:], included)
     )
   )
+
+  merged = {
+    item.key.learner
+    for merge in run.all_of(events.Merge)[gone:]
+    for item in merge.inputs
+  }
+  assert merged == {"l1", "l2", "l3"}
 
 
 def test_a_learner_that_comes_back_takes_part_again(make_run):
