@@ -79,6 +79,7 @@ class Learner:
     self._index = ScheduleIndex(port.run.cycle_steps)
     self._metrics: Mapping[str, float] = {}
     self._exhausted = False
+    self._should_stop: Callable[[], bool] = lambda: False
 
   def train(self, should_stop: Callable[[], bool] = lambda: False) -> str:
     """Trains until the run ends.
@@ -92,6 +93,7 @@ class Learner:
     Raises:
       Exception: what ended the link, or the trainer's own.
     """
+    self._should_stop = should_stop
     port, run = self._port, self._port.run
     welcome = port.start()
     positions = dict(welcome.positions)
@@ -111,7 +113,7 @@ class Learner:
       if batch is None:
         self._exhausted = True
         self._report(step, positions)
-        self._idle(step, should_stop)
+        self._idle(step)
         break
       metrics = self._train_step(batch, step)
       positions[shard] += 1
@@ -121,7 +123,7 @@ class Learner:
       self._offer(step + 1, self._due(step + 1, step_s), positions)
       self._report(step + 1, positions)
       self._at_boundary(step + 1, metrics, self._progress(positions))
-    return self._end(step, positions, should_stop)
+    return self._end(step, positions)
 
   # --- parts of a step ----------------------------------------------------------
 
@@ -274,28 +276,23 @@ class Learner:
     if not condition():
       return
     self._report(step, positions, waiting=True)
-    while condition() and not self._port.ending():
+    while condition() and not (self._port.ending() or self._should_stop()):
       self._port.wait(_WAIT_S)
       self._adopt_published(step)
 
   # --- the end -------------------------------------------------------------------
 
-  def _idle(self, step: int, should_stop: Callable[[], bool]) -> None:
+  def _idle(self, step: int) -> None:
     """Data is used up: stay, answer pulls, adopt."""
-    while not (self._port.ending() or should_stop()):
+    while not (self._port.ending() or self._should_stop()):
       self._port.wait(_WAIT_S)
       self._adopt_published(step)
 
-  def _end(
-    self,
-    step: int,
-    positions: Mapping[int, int],
-    should_stop: Callable[[], bool],
-  ) -> str:
+  def _end(self, step: int, positions: Mapping[int, int]) -> str:
     """Answers the flush rounds and adopts the exact result."""
     port = self._port
     self._offer(step, range(len(self._paths)), positions)
-    while not (port.finished() or should_stop()):
+    while not (port.finished() or self._should_stop()):
       port.wait(_WAIT_S)
       self._adopt_published(step)
     finished = port.finished()

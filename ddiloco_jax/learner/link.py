@@ -21,6 +21,7 @@ from ddiloco_jax.wire import codec, port
 from ddiloco_jax.wire.status import ServiceError
 
 T = TypeVar("T")
+_LOOK_S = 0.5  # How often a wait looks whether it was told to stop.
 _log = logging.getLogger(__name__)
 
 
@@ -29,7 +30,7 @@ class SyncerLost(Exception):
 
 
 class Stopped(Exception):
-  """This process was told to stop before it had joined."""
+  """This process was told to stop before it had every fragment."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,7 @@ class Link:
     synchronizer: The Syncer object, or a client that mirrors it.
     learner: This learner's id.
     cfg: See LinkConfig.
-    should_stop: Asked while it waits for a syncer to join.
+    should_stop: Asked until it has joined and has every fragment.
   """
 
   def __init__(
@@ -76,7 +77,8 @@ class Link:
     self._welcome: port.Welcomed | None = None
     self._control: port.Control | None = None
     self._stamp = port.Stamp()
-    self._bases: dict[int, events.Version] = {}
+    self._applied: dict[int, events.Applied] = {}
+    self._reported: events.Reported | None = None
     self._copies: dict[int, port.Copy] = {}
     self._earlier: dict[int, port.Copy] = {}
     self._pulls: dict[int, port.PullNotice] = {}
@@ -115,10 +117,11 @@ class Link:
       self._threads.append(thread)
       thread.start()
     with self._changed:
-      self._changed.wait_for(
-        lambda: self._error or len(self._ready) == num_fragments
-      )
-      self._raise()
+      while len(self._ready) < num_fragments:
+        self._changed.wait(_LOOK_S)
+        self._raise()
+        if self._should_stop():
+          raise Stopped(f"learner {self._learner} was told to stop")
       assert self._welcome
       return self._welcome
 
@@ -135,15 +138,16 @@ class Link:
     step: int,
     counts: events.Counts,
   ) -> None:
+    applied = events.Applied(
+      fragment=fragment, version=version, step=step, counts=counts
+    )
     with self._changed:
-      self._bases[fragment] = version
+      self._applied[fragment] = applied
       self._copies.pop(fragment, None)
       self._earlier.pop(fragment, None)
-    self._send(
-      events.Applied(
-        fragment=fragment, version=version, step=step, counts=counts
-      )
-    )
+      if self._reported:
+        self._reported = _without(self._reported, fragment)
+      self._send(applied)
 
   def due_next(self, step_s: float) -> Sequence[int]:
     run = self.run
@@ -166,7 +170,9 @@ class Link:
       self._changed.notify_all()
 
   def report(self, report: events.Reported) -> None:
-    self._send(report)
+    with self._changed:
+      self._reported = report
+      self._send(report)
 
   def stamp(self) -> port.Stamp:
     return self._stamp
@@ -234,43 +240,64 @@ class Link:
       if self._left:
         return None
       num = self.run.layout.num_fragments
-      known = len(self._bases) == num
-      bases = tuple(self._bases[p] for p in range(num)) if known else ()
+      known = len(self._applied) == num
+      bases = [self._applied[p].version for p in range(num)] if known else []
     hello = port.Hello(
       learner=self._learner,
       nonce=self._nonce,
       layout_digest=self.run.layout.digest(),
       run_id=self.run.run_id,
       takeover=self._cfg.takeover,
-      bases=bases,
+      bases=tuple(bases),
     )
     control = self._sync.join(hello)
     stamp, welcome = next(control.notices())
     assert isinstance(welcome, port.Welcomed), welcome
     with self._changed:
+      if not (welcome.reconnect and self._epoch() == welcome.epoch):
+        self._pulls.clear()
       self._control = control
       self._stamp = stamp
       self._welcome = welcome
       self._resume(welcome)
+      self._say_again(bases)
       self._changed.notify_all()
     return control
 
   def _resume(self, welcome: port.Welcomed) -> None:
     """Asks for what was published, or rolled back, while nobody listened."""
-    if not welcome.reconnect:
-      self._pulls.clear()
     for p, clock in enumerate(welcome.clocks):
-      base = self._bases.get(p)
-      rolled_back = base and base.epoch < welcome.epoch and base.n > clock.n0
-      if rolled_back:
-        self._newest.pop(p, None)
       newest = self._newest.get(p)
-      if newest is None or clock.version.n > newest.n:
+      if newest and self._is_rolled_back(p, newest):
+        del self._newest[p]
+        self._ready.pop(p, None)
+      if not self._is_known(p, clock.version):
         self._wanted[p] = port.PublishedNotice(
           fragment=p,
           version=clock.version,
           outcome=events.Outcome.NOT_ASKED,
         )
+
+  def _say_again(self, bases: Sequence[events.Version]) -> None:
+    """What the loop said while no stream, or an older one, listened."""
+    for p, applied in self._applied.items():
+      if not bases or applied.version != bases[p]:
+        self._send(applied)
+    if self._reported:
+      self._send(self._reported)
+
+  def _epoch(self) -> int:
+    return self._welcome.epoch if self._welcome else 0
+
+  def _is_rolled_back(self, p: int, version: events.Version) -> bool:
+    """Whether the newest start of the syncer has lost a version."""
+    welcome = self._welcome
+    assert welcome
+    return version.epoch < welcome.epoch and version.n > welcome.clocks[p].n0
+
+  def _is_known(self, p: int, version: events.Version) -> bool:
+    newest = self._newest.get(p)
+    return bool(newest) and (newest == version or newest.n > version.n)
 
   def _take(self, stamp: port.Stamp, notice: port.Notice) -> None:
     with self._changed:
@@ -374,16 +401,14 @@ class Link:
           return
         p = next(iter(self._wanted))
         notice = self._wanted.pop(p)
-        newest = self._newest.get(p)
         assert self._welcome
         session = self._welcome.session
-      known = newest and newest.n >= notice.version.n
-      if known and not notice.exact:
-        continue
+        if self._is_known(p, notice.version) and not notice.exact:
+          continue
       try:
         header, data = self._sync.fetch(session, p, 0, notice.exact)
       except ServiceError as error:
-        if not error.is_worth_retrying and session == self._welcome.session:
+        if not (error.is_worth_retrying or error.is_of_session):
           raise
         with self._changed:
           self._wanted.setdefault(p, notice)
@@ -397,6 +422,8 @@ class Link:
         exact=notice.exact,
       )
       with self._changed:
+        if self._is_rolled_back(p, header.version):
+          continue  # Since it was asked for; the newest is wanted already.
         self._newest[p] = header.version
         self._ready[p] = publication
         self._num_changes += 1
@@ -458,6 +485,17 @@ class Link:
       if self._welcome is None and self._should_stop():
         raise Stopped(f"learner {self._learner} was told to stop")
       time.sleep(random.uniform(0.1, self._cfg.reconnect_max_s))
+
+
+def _without(report: events.Reported, fragment: int) -> events.Reported:
+  """A report once a fragment's counts have started again."""
+  counts = list(report.counts)
+  counts[fragment] = events.Counts()
+  return dataclasses.replace(
+    report,
+    counts=tuple(counts),
+    boundaries=tuple(b for b in report.boundaries if b[0] != fragment),
+  )
 
 
 def _is_ready(copy: port.Copy) -> bool:

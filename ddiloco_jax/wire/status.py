@@ -47,6 +47,11 @@ class ServiceError(Exception):
     """True where the same call may succeed later."""
     return self.code == "UNAVAILABLE"
 
+  @property
+  def is_of_session(self) -> bool:
+    """True where the session is not current: its control stream knows more."""
+    return self.code in ("UNAUTHENTICATED", "ABORTED")
+
 
 def to_grpc(code: str) -> grpc.StatusCode:
   """The gRPC code of an error's code."""

@@ -152,15 +152,19 @@ class LoopLearner(threading.Thread):
     super().__init__(name=f"loop-{name}", daemon=True)
     self.client = Client(address)
     settings = {"connect_timeout_s": 10.0, **link}
+    self._stopping = threading.Event()
     self.link = _ToldLink(
-      self._adopted, wrap(self.client), name, LinkConfig(**settings)
+      self._adopted,
+      wrap(self.client),
+      name,
+      LinkConfig(**settings),
+      self._stopping.is_set,
     )
     self.trainer = trainer
     self.adopted: list[tuple] = []
     self.reason: str | None = None
     self.error: BaseException | None = None
     self.steps: list[int] = []
-    self._stopping = threading.Event()
     self._make_batches = make_batches
     self._cfg = cfg or LearnerConfig()
 

@@ -18,8 +18,7 @@ class Proxy:
   """
 
   def __init__(self, target: str):
-    host, _, port = target.rpartition(":")
-    self._target = (host, int(port))
+    self.redirect(target)
     self._listener = socket.create_server(("127.0.0.1", 0))
     self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
     self.num_cuts = 0
@@ -28,6 +27,11 @@ class Proxy:
     self._drop_answers = False
     self._closed = False
     threading.Thread(target=self._accept, daemon=True).start()
+
+  def redirect(self, target: str) -> None:
+    """Connections from now on are forwarded to another address."""
+    host, _, port = target.rpartition(":")
+    self._target = (host, int(port))
 
   def hold_answers(self) -> None:
     """From now on nothing that the target says arrives."""
@@ -52,9 +56,13 @@ class Proxy:
     while not self._closed:
       try:
         client, _ = self._listener.accept()
-        target = socket.create_connection(self._target)
       except OSError:
         return
+      try:
+        target = socket.create_connection(self._target)
+      except OSError:
+        _close(client)  # Nobody is there.
+        continue
       with self._lock:
         self._pairs.append((client, target))
       self._start(client, target, lambda: False)
