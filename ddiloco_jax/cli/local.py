@@ -5,7 +5,8 @@
 
 It starts all of them, shows them live, evaluates the result at the end, and
 writes report.html and summary.json into the run's directory. Ctrl-C ends the
-run in order; a second one at once.
+run in order; a second one at once. During the evaluation it leaves that out;
+once more leaves out the summary too, and the exit code is 1.
 """
 
 import argparse
@@ -94,7 +95,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.error(str(error))
   if not run.address:
     return code  # The directory's records, if any, are another run's.
-  concluded = local.conclude(run_dir, screen)
+  concluded = local.conclude(run_dir, requests, screen)
   return code or concluded
 
 

@@ -1,6 +1,13 @@
-"""Held-out loss of a run's first and last global parameters."""
+"""Held-out loss of a run's first and last global parameters.
 
+As a program, `python -m ddiloco_jax.launch.held_out RUN_DIR`, it prints them as
+a line of JSON.
+"""
+
+import json
+import logging
 import pathlib
+import sys
 
 import jax
 
@@ -44,3 +51,9 @@ def last_params(run_dir: pathlib.Path, like: dict) -> dict | None:
     return None
   trees = saved.restore(step, {"params": jax.tree.map(lambda x: x, like)})
   return trees["params"]
+
+
+if __name__ == "__main__":
+  # Orbax remarks on what was asked of it: to read only.
+  logging.getLogger("absl").setLevel(logging.ERROR)
+  print(json.dumps(evaluate_run(pathlib.Path(sys.argv[1]))))

@@ -1,9 +1,11 @@
 """A whole run on this machine: syncer and learners, watched until the end."""
 
 import contextlib
-import logging
+import json
+import os
 import pathlib
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -29,11 +31,22 @@ class StopRequests:
 
   def __init__(self):
     self.count = 0
+    self._raises = False
 
   def catch(self) -> None:
     """Installs the handlers; call it on the main thread."""
     for number in (signal.SIGINT, signal.SIGTERM):
       signal.signal(number, self._add)
+
+  def end_at_once(self, text: str) -> None:
+    """From now on a request ends this process, with these last words."""
+
+    def end(number: int, frame: object) -> None:
+      print(text, flush=True)
+      os._exit(exits.FAILED)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+      signal.signal(number, end)
 
   def _add(self, number: int, frame: object) -> None:
     self.count += 1
@@ -152,34 +165,76 @@ def _learners(run: Run) -> dict[str, str]:
   }
 
 
-def conclude(run_dir: pathlib.Path, screen: Screen) -> int:
+def conclude(
+  run_dir: pathlib.Path, requests: StopRequests, screen: Screen
+) -> int:
   """Evaluates, writes report.html and summary.json, and prints the summary.
 
-  Returns:
-    An exit code: whether that could be done.
-  """
-  # Imported here, after the run: JAX would have competed with the learners.
-  from ddiloco_jax.launch import held_out
-  from ddiloco_jax.report import report, summary
-  from ddiloco_jax.training.checkpoint import CheckpointError
+  A request to stop leaves out the evaluation, another one all the rest.
 
+  Returns:
+    An exit code: whether there is a summary.
+  """
   if not (run_dir / "tape.jsonl").exists():
     screen.say(f"nothing was recorded in {run_dir}")
     return exits.FAILED
-  # Orbax remarks on what was asked of it: to read only.
-  logging.getLogger("absl").setLevel(logging.ERROR)
   try:
-    figures = report.write_report(run_dir, held_out.evaluate_run(run_dir))
-  except (ValueError, CheckpointError) as error:
+    losses = {} if requests.count > 1 else _evaluate(run_dir, requests, screen)
+    requests.end_at_once(f"stopped before {run_dir} had its summary")
+    _sum_up(run_dir, losses, screen)
+  except ValueError as error:
     screen.say(f"there is no summary of {run_dir}: {error}")
     return exits.FAILED
+  return exits.OK
+
+
+def _evaluate(
+  run_dir: pathlib.Path, requests: StopRequests, screen: Screen
+) -> dict[str, float | None]:
+  """The held-out losses; none, if that is stopped.
+
+  In a process of its own, which can be ended whatever it does.
+
+  Raises:
+    ValueError: it failed.
+  """
+  screen.say("evaluating on held-out text; Ctrl-C leaves that out")
+  count = requests.count
+  child = subprocess.Popen(
+    [sys.executable, "-m", "ddiloco_jax.launch.held_out", run_dir],
+    stdin=subprocess.DEVNULL,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+    start_new_session=True,  # A Ctrl-C reaches the launcher only.
+  )
+  while requests.count == count:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+      out, err = child.communicate(timeout=_TURN_S)
+      if child.returncode:
+        raise ValueError(f"the evaluation failed:\n{err[-2000:]}")
+      return json.loads(out.splitlines()[-1])
+  child.kill()
+  child.communicate()
+  screen.say(
+    "the evaluation was stopped: loss_start, loss_end and bigram_entropy are"
+    " missing; once more, and there is no summary"
+  )
+  return {}
+
+
+def _sum_up(
+  run_dir: pathlib.Path, losses: dict[str, float | None], screen: Screen
+) -> None:
+  from ddiloco_jax.report import report, summary
+
+  figures = report.write_report(run_dir, losses)
   screen.say("summary")
   screen.say(summary.to_text(figures))
   screen.say(f"  run directory  {run_dir}")
   screen.say(f"  report         {run_dir / 'report.html'}")
   sys.stdout.flush()
   print(run_dir / "summary.json", flush=True)
-  return exits.OK
 
 
 def default_run_dir(config: str) -> pathlib.Path:
