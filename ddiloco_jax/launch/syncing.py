@@ -5,13 +5,11 @@ use it in process, `cli/syncer.py` behind a gRPC server.
 """
 
 import contextlib
-import dataclasses
 import functools
 import importlib.metadata
 import json
 import logging
 import pathlib
-import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -22,15 +20,14 @@ import optax
 
 from ddiloco_jax import config
 from ddiloco_jax.algorithm import fragments, outer
-from ddiloco_jax.launch import exits
+from ddiloco_jax.launch import exits, starting
 from ddiloco_jax.models import transformer
 from ddiloco_jax.protocol import events, machine, tape
 from ddiloco_jax.syncer import server
-from ddiloco_jax.syncer.merger import Merger, Tensors
+from ddiloco_jax.syncer.merger import Merger
 from ddiloco_jax.syncer.store import Store
 from ddiloco_jax.syncer.syncer import Syncer
 from ddiloco_jax.training import metrics
-from ddiloco_jax.wire import messages, port
 
 _log = logging.getLogger(__name__)
 _STOP_GRACE_S = 2.0  # For the last words of open calls.
@@ -76,7 +73,7 @@ class SyncerRun:
         tx = outer.make_outer(cfg.outer) if tx is None else tx
         self.store = Store(run_dir, restore, cfg.run.max_to_keep)
         stack.callback(self.store.close)
-        start = _start(cfg, layout, params, tx, self.store)
+        start = starting.make_start(cfg, layout, params, tx, self.store)
         self._begin(cfg, start)
         stack.callback(self._metrics.close)
       self.syncer = self._make_syncer(cfg, start, tx)
@@ -112,7 +109,7 @@ class SyncerRun:
     """Ends threads, records and the lock."""
     self._closing.close()
 
-  def _begin(self, cfg: config.Config, start: "_Start") -> None:
+  def _begin(self, cfg: config.Config, start: starting.Start) -> None:
     """Opens what a run writes; nothing can refuse the start any more."""
     self._record = {
       "run_id": start.spec.run_id,
@@ -131,7 +128,7 @@ class SyncerRun:
   def _make_syncer(
     self,
     cfg: config.Config,
-    begin: "_Start",
+    begin: starting.Start,
     tx: optax.GradientTransformation,
   ) -> Syncer:
     spec, state, tensors = begin
@@ -238,73 +235,6 @@ def init_params(cfg: config.Config) -> dict[str, np.ndarray]:
   }
 
 
-def run_spec(
-  cfg: config.Config, layout: fragments.Layout, run_id: str, epoch: int
-) -> port.RunSpec:
-  """What learners are told of a run.
-
-  Raises:
-    ValueError: it fits into no message.
-  """
-  spec = port.RunSpec(
-    run_id=run_id,
-    epoch=epoch,
-    layout=layout,
-    cycle_steps=cfg.sync.cycle_steps,
-    max_open_rounds=cfg.sync.max_open_rounds,
-    quorum=cfg.sync.quorum,
-    alpha=cfg.sync.alpha,
-    up_format=cfg.wire.up_format,
-    down_format=cfg.wire.down_format,
-    chunk_bytes=cfg.wire.chunk_bytes,
-    lease_s=cfg.sync.lease_s,
-    wait_for_publication=cfg.sync.wait_for_publication,
-    adoption_delay_steps=cfg.sync.adoption_delay_steps,
-    max_ahead=cfg.sync.max_ahead,
-    num_shards=cfg.sync.num_shards,
-    num_syncer_steps=cfg.sync.num_syncer_steps,
-    settings_json=config.shared_json(cfg),
-  )
-  messages.run_to_pb(spec)  # Fails now, not at a learner.
-  return spec
-
-
-class _Start(NamedTuple):
-  """What a syncer starts from."""
-
-  spec: port.RunSpec
-  state: machine.State
-  tensors: Tensors
-
-
-def _start(
-  cfg: config.Config,
-  layout: fragments.Layout,
-  params: Mapping[str, np.ndarray],
-  tx: optax.GradientTransformation,
-  store: Store,
-) -> _Start:
-  """The run in the store, or a fresh one; the store is left as it is.
-
-  Raises:
-    ValueError: settings that do not fit; a run that has ended.
-  """
-  sizes = tuple(layout.num_params(p) for p in range(layout.num_fragments))
-  rules = dataclasses.replace(cfg.sync, fragment_params=sizes)
-  if store.has_progress:
-    tensors, saved, record = store.restore(layout, tx)
-    state = machine.restore(rules, saved, store.epoch)
-    _check_goes_on(state, store.path)
-    run_id = record["run_id"]
-  else:
-    if store.epoch > 1:
-      _log.info("%s has no checkpoint yet: the run begins afresh", store.path)
-    tensors = _split(params, layout, tx)
-    state = machine.initial(rules, store.epoch)
-    run_id = f"{cfg.run.name}-{secrets.token_hex(4)}"
-  return _Start(run_spec(cfg, layout, run_id, state.epoch), state, tensors)
-
-
 def _check_calls(cfg: config.Config) -> None:
   """Refuses a server that its learners alone would fill.
 
@@ -318,28 +248,6 @@ def _check_calls(cfg: config.Config) -> None:
       f" transfer for each learner and {_OTHER_CALLS} more. Raise it, or lower"
       " sync.max_learners."
     )
-
-
-def _check_goes_on(state: machine.State, path: pathlib.Path) -> None:
-  """Refuses a restored run that has nothing left to do."""
-  if state.end is not None:
-    limit = f"sync.{state.end.cause}"
-    raise ValueError(
-      f"the run in {path} has ended: {state.end.reason}. Raise the limit"
-      f" (--config.{limit}=N) to go on with it, or give another --run_dir."
-    )
-
-
-def _split(
-  params: Mapping[str, np.ndarray],
-  layout: fragments.Layout,
-  tx: optax.GradientTransformation,
-) -> Tensors:
-  theta = tuple(
-    {x.path: np.array(params[x.path], np.float32) for x in layout.fragment(p)}
-    for p in range(layout.num_fragments)
-  )
-  return Tensors(theta, tuple(outer.init(tx, part) for part in theta))
 
 
 def _metrics_line(effect: events.Effect) -> dict[str, Any] | None:

@@ -1,0 +1,109 @@
+"""What a syncer starts from: the run in its directory, or a fresh one."""
+
+import dataclasses
+import logging
+import pathlib
+import secrets
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import optax
+
+from ddiloco_jax import config
+from ddiloco_jax.algorithm import fragments, outer
+from ddiloco_jax.protocol import machine
+from ddiloco_jax.syncer.merger import Tensors
+from ddiloco_jax.syncer.store import Store
+from ddiloco_jax.wire import messages, port
+
+_log = logging.getLogger(__name__)
+
+
+class Start(NamedTuple):
+  """What a syncer starts from."""
+
+  spec: port.RunSpec
+  state: machine.State
+  tensors: Tensors
+
+
+def make_start(
+  cfg: config.Config,
+  layout: fragments.Layout,
+  params: Mapping[str, np.ndarray],
+  tx: optax.GradientTransformation,
+  store: Store,
+) -> Start:
+  """The run in the store, or a fresh one; the store is left as it is.
+
+  Raises:
+    ValueError: settings that do not fit; a run that has ended.
+  """
+  sizes = tuple(layout.num_params(p) for p in range(layout.num_fragments))
+  rules = dataclasses.replace(cfg.sync, fragment_params=sizes)
+  if store.has_progress:
+    tensors, saved, record = store.restore(layout, tx)
+    state = machine.restore(rules, saved, store.epoch)
+    _check_goes_on(state, store.path)
+    run_id = record["run_id"]
+  else:
+    if store.epoch > 1:
+      _log.info("%s has no checkpoint yet: the run begins afresh", store.path)
+    tensors = _split(params, layout, tx)
+    state = machine.initial(rules, store.epoch)
+    run_id = f"{cfg.run.name}-{secrets.token_hex(4)}"
+  return Start(run_spec(cfg, layout, run_id, state.epoch), state, tensors)
+
+
+def run_spec(
+  cfg: config.Config, layout: fragments.Layout, run_id: str, epoch: int
+) -> port.RunSpec:
+  """What learners are told of a run.
+
+  Raises:
+    ValueError: it fits into no message.
+  """
+  spec = port.RunSpec(
+    run_id=run_id,
+    epoch=epoch,
+    layout=layout,
+    cycle_steps=cfg.sync.cycle_steps,
+    max_open_rounds=cfg.sync.max_open_rounds,
+    quorum=cfg.sync.quorum,
+    alpha=cfg.sync.alpha,
+    up_format=cfg.wire.up_format,
+    down_format=cfg.wire.down_format,
+    chunk_bytes=cfg.wire.chunk_bytes,
+    lease_s=cfg.sync.lease_s,
+    wait_for_publication=cfg.sync.wait_for_publication,
+    adoption_delay_steps=cfg.sync.adoption_delay_steps,
+    max_ahead=cfg.sync.max_ahead,
+    num_shards=cfg.sync.num_shards,
+    num_syncer_steps=cfg.sync.num_syncer_steps,
+    settings_json=config.shared_json(cfg),
+  )
+  messages.run_to_pb(spec)  # Fails now, not at a learner.
+  return spec
+
+
+def _check_goes_on(state: machine.State, path: pathlib.Path) -> None:
+  """Refuses a restored run that has nothing left to do."""
+  if state.end is not None:
+    limit = f"sync.{state.end.cause}"
+    raise ValueError(
+      f"the run in {path} has ended: {state.end.reason}. Raise the limit"
+      f" (--config.{limit}=N) to go on with it, or give another --run_dir."
+    )
+
+
+def _split(
+  params: Mapping[str, np.ndarray],
+  layout: fragments.Layout,
+  tx: optax.GradientTransformation,
+) -> Tensors:
+  theta = tuple(
+    {x.path: np.array(params[x.path], np.float32) for x in layout.fragment(p)}
+    for p in range(layout.num_fragments)
+  )
+  return Tensors(theta, tuple(outer.init(tx, part) for part in theta))
