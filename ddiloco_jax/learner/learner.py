@@ -150,12 +150,8 @@ class Learner:
     self._anchors[p] = Anchor(fresh, publication.version)
     self._copies.pop(p, None)
     self._boundaries.pop(p, None)
-    self._port.adopted(
-      p,
-      publication.version,
-      step,
-      anchor.counts if anchor else events.Counts(),
-    )
+    counts = anchor.counts if anchor else events.Counts()
+    self._port.adopted(publication, step, counts)
 
   def _train_step(
     self, batch: Mapping[str, np.ndarray], step: int

@@ -133,13 +133,17 @@ class Link:
 
   def adopted(
     self,
-    fragment: int,
-    version: events.Version,
+    publication: port.Publication,
     step: int,
     counts: events.Counts,
   ) -> None:
+    fragment = publication.fragment
     applied = events.Applied(
-      fragment=fragment, version=version, step=step, counts=counts
+      fragment=fragment,
+      version=publication.version,
+      step=step,
+      counts=counts,
+      exact=publication.exact,
     )
     with self._changed:
       self._applied[fragment] = applied

@@ -214,8 +214,8 @@ def _last_receiver(turn: Turn, learner: Learner, p: int) -> Receiver:
 def acknowledge(turn: Turn, event: events.Applied) -> None:
   """Notes that a learner holds the exact last version of a fragment."""
   end, learner = turn.end, turn.speaker(event)
-  if end is None or not end.exact or learner is None:
-    return
+  if end is None or not end.exact or learner is None or not event.exact:
+    return  # The same version adopted earlier may have been trained on.
   p = event.fragment
   if learner.bases[p] != event.version or p in learner.exact:
     return

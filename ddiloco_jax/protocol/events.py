@@ -138,12 +138,14 @@ class Applied(LearnerEvent):
   Attributes:
     step: Its step at that boundary.
     counts: Steps and tokens of this fragment that the adoption reset.
+    exact: What it adopted was an exact publication; it trains no further.
   """
 
   fragment: int
   version: Version
   step: int
   counts: Counts = ZERO
+  exact: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

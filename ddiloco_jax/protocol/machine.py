@@ -195,7 +195,9 @@ def restore(
 
   Versions, ledger, averages and time go on. Replies of open rounds are lost:
   what they cover stays pending until a later reply or an adoption decides it.
-  Nobody is live until it is heard again.
+  Nobody is live until it is heard again. A run that was killed in its end comes
+  to it again with the first learner that joins; one that has finished, and
+  whose bound is reached still, stays so.
 
   Args:
     rules: May differ from the saved run's, the number of fragments apart.
@@ -224,7 +226,12 @@ def restore(
   for learner in old.learners.values():
     turn.put(
       learner._replace(
-        live=False, training=False, connected=False, asked=(), reported_t=-1
+        live=False,
+        training=False,
+        connected=False,
+        asked=(),
+        exact=(),
+        reported_t=-1,
       )
     )
     for p in range(rules.num_fragments):
@@ -237,7 +244,7 @@ def restore(
   turn.t_due, turn.lacking_since = turn.now, None
   turn.scan_at = turn.carried_check_at = turn.end = None
   cause = ending.end_cause(turn)
-  if cause is not None:
+  if cause is not None and old.end is not None and old.end.finished:
     turn.end = ending.already_over(old, cause)
   return turn.freeze()
 

@@ -117,8 +117,10 @@ def _follow_indices(turn: Turn) -> None:
   )
   if len(indices) < k:
     return
-  last = turn.rules.num_syncer_steps
-  while turn.t < indices[k - 1] and not (last and turn.t >= last):
+  target = min(indices[k - 1], turn.rules.num_syncer_steps or indices[k - 1])
+  # A cycle makes every fragment due: a longer jump would not do more.
+  turn.t = max(turn.t, target - turn.rules.cycle_steps)
+  while turn.t < target:
     _tick(turn)
 
 

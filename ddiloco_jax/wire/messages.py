@@ -99,6 +99,7 @@ def upward_to_pb(message: port.Hello | port.Upward) -> pb.LearnerMessage:
         version=fields.version_to_pb(message.version),
         step=message.step,
         counts=fields.counts_to_pb(message.counts),
+        exact=message.exact,
       )
       return pb.LearnerMessage(applied=applied)
     case events.Left():
@@ -122,6 +123,7 @@ def upward_from_pb(message: pb.LearnerMessage) -> port.Hello | port.Upward:
         version=fields.version_from_pb("Applied", applied, "version"),
         step=fields.natural("Applied.step", applied.step),
         counts=fields.counts_from_pb("Applied", applied, "counts"),
+        exact=applied.exact,
       )
     case "goodbye":
       return events.Left(reason=message.goodbye.reason[: fields.MAX_TEXT])

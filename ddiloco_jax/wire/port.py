@@ -272,12 +272,17 @@ class Port(Protocol):
 
   def adopted(
     self,
-    fragment: int,
-    version: events.Version,
+    publication: Publication,
     step: int,
     counts: events.Counts,
   ) -> None:
-    """Says that a publication is in place; drops the fragment's copy."""
+    """Says that a publication is in place; drops the fragment's copy.
+
+    Args:
+      publication: As `published` gave it.
+      step: This learner's, at the boundary.
+      counts: Of the fragment, that the adoption reset.
+    """
 
   def due_next(self, step_s: float) -> Sequence[int]:
     """The fragments to copy at this boundary, soonest first.

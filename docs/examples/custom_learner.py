@@ -77,7 +77,7 @@ class Learner:
   def counts(self, p):
     return {"steps": self.steps[p], "tokens": self.steps[p] * BATCH}
 
-  def adopt(self, p, alpha):
+  def adopt(self, p, alpha, exact=False):
     """Goes on from the newest version; `exact` asks for it in float32."""
     request = pb.FetchRequest(fragment=p, exact=True, **self.who)
     first, *parts, last = self.fetch(request)
@@ -89,8 +89,8 @@ class Learner:
       new, flat = flat[: old.size].reshape(old.shape), flat[old.size :]
       self.theta[path] = np.float32(alpha) * old + np.float32(1 - alpha) * new
     self.version[p] = first.header.version
-    done = {"fragment": p, "version": self.version[p], "step": self.step}
-    self.say(applied=done | {"counts": self.counts(p)})
+    done = {"fragment": p, "version": self.version[p], "exact": exact}
+    self.say(applied=done | {"step": self.step, "counts": self.counts(p)})
     self.steps[p] = 0
 
   def answer(self, pull):
@@ -125,8 +125,8 @@ class Learner:
         if message.HasField("pull"):
           self.answer(message.pull)
         elif message.HasField("published"):
-          exact = message.published.exact
-          self.adopt(message.published.fragment, 0 if exact else self.run.alpha)
+          p, exact = message.published.fragment, message.published.exact
+          self.adopt(p, 0 if exact else self.run.alpha, exact)
         elif message.HasField("ending"):
           self.ending.set()  # Steps no more, but answers and adopts.
         elif message.HasField("finished"):

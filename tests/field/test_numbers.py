@@ -168,10 +168,10 @@ def test_tokens_of_one_to_three_weigh_one_to_nine(tmp_path):
   path = tmp_path / "run" / "tape.jsonl"
   counts = replied_counts(path)
   merges = read(path).merges
-  assert len(merges) >= 8
+  # A flush round may find only one of them with a step since its adoption.
+  assert sum(len(inputs) == 2 for _, _, inputs in merges) >= 8
   for p, _, inputs in merges:
     weights = {who.learner: weight for who, _, weight in inputs}
-    assert set(weights) == {"one", "three"}
     for learner, weight in weights.items():
       rate = {"one": 100, "three": 300}[learner]
       steps = weight / rate**2

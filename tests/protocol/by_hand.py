@@ -76,7 +76,9 @@ class Hand:
       )
     )
 
-  def apply(self, name: str, p: int = 0, version: Version | None = None):
+  def apply(
+    self, name: str, p: int = 0, version: Version | None = None, exact=False
+  ):
     version = version or self.state.fragments[p].version
     effects = self.tell(
       events.Applied(
@@ -85,6 +87,7 @@ class Hand:
         version=version,
         step=self.steps[name],
         counts=self.counts[name][p],
+        exact=exact,
       )
     )
     self.counts[name][p] = Counts()

@@ -41,6 +41,7 @@ class Learner:
     self.copies: dict[int, tuple[Version, Counts]] = {}
     self.known: dict[int, int] = {}
     self.fresh: dict[int, Version] = {}
+    self.exact: set[int] = set()
     self.deferred: list[events.Pull] = []
     self.position = Position(0, 0)
     self.boundaries: dict[int, int] = {}
@@ -275,6 +276,7 @@ class Run:
           version=version,
           step=learner.step,
           counts=learner.counts[p],
+          exact=p in learner.exact,
         ),
       )
       learner.bases[p], learner.known[p] = version, version.n
@@ -286,6 +288,8 @@ class Run:
     if not learner.alive or not learner.incarnation:
       return
     learner.fresh[effect.fragment] = effect.version
+    if effect.exact:
+      learner.exact.add(effect.fragment)
     if learner.stopped:
       self._adopt(learner)
       return

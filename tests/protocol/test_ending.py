@@ -197,13 +197,33 @@ def test_a_carried_reply_that_comes_after_the_flush_is_late():
 
   late = only(hand.reply("L1", slow, counts=counts), events.Resolved)
   for name in names:
-    hand.apply(name)
+    hand.apply(name, exact=True)
 
   assert late.outcome is events.Outcome.LATE
   assert only(hand.of(events.Finished), events.Finished).missing == ()
   for row in hand.state.accounts.values():
     assert not row[0].spans
   assert dict(hand.totals("L1").discarded)[ledger.LATE] == counts
+
+
+def test_only_an_exact_adoption_acknowledges_the_end():
+  # L1 adopts the last version as any other, and has not heard of the end: it
+  # goes on training from it.
+  hand = Hand(dataclasses.replace(FOUR, flush_s=2.0))
+  names = ("L0", "L1")
+  for name in names:
+    hand.join(name)
+  for _ in range(8):
+    hand.cycle(names)
+  hand.tell(events.StopRequested(reason="SIGTERM"))
+  hand.tick(2.1)
+  hand.apply("L1")
+  hand.apply("L0", exact=True)
+  assert not hand.of(events.Finished)
+
+  hand.apply("L1", exact=True)
+
+  assert only(hand.of(events.Finished), events.Finished).missing == ()
 
 
 def test_a_restored_run_goes_on_unless_its_end_is_still_reached():

@@ -269,6 +269,19 @@ def test_max_ahead_follows_the_kth_largest_index():
   assert hand.steps["L2"] == 2
 
 
+def test_t_follows_a_jump_of_any_size_at_once():
+  # As after a rollback, or by a learner that is wrong about its step.
+  rules = Rules(num_fragments=2, cycle_steps=4, max_ahead=3)
+  hand = Hand(rules)
+  hand.join("L0")
+
+  hand.report("L0", 2**50)
+
+  assert hand.state.t == 2**50
+  due = {pull.fragment for pull in hand.of(events.Pull)}
+  assert due | {due.fragment for due in hand.state.queue} == {0, 1}
+
+
 def test_a_late_joiner_changes_nothing_for_the_others():
   """Field report M8: the second learner starts 90 s after the first."""
   learners = [Learner("L0"), Learner("L1", start_at=90.0)]

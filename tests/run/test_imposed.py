@@ -21,13 +21,15 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Everything that the reference must know is on the tape, but for the index of
 # the learning rate, which is thus the learner's own step. Adam divides by the
 # root of a moment: where that is near 0, an eps of 1e-8 blows a rounding error
-# up to a whole step, and two orders of summation end up apart.
+# up to a whole step, and two orders of summation end up apart. A small learning
+# rate keeps the two paths of a chaotic training together.
 FLAGS = (
   "--learners=4",
   "--kill=1@40%:50%",
   "--config.sync.num_syncer_steps=150",
   "--config.run.lr_index=own",
   "--config.train.eps=1e-4",
+  "--config.train.learning_rate=1e-3",
   "--config.wire.up_format=float32",
 )
 

@@ -345,7 +345,11 @@ class NumpyLearner(threading.Thread):
         self._copies.pop(p, None)
       self._say(
         events.Applied(
-          fragment=p, version=version, step=self.step, counts=counts
+          fragment=p,
+          version=version,
+          step=self.step,
+          counts=counts,
+          exact=exact,
         )
       )
 

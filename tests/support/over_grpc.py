@@ -116,9 +116,9 @@ class _ToldLink(Link):
     super().__init__(*args)
     self._told = told
 
-  def adopted(self, fragment, version, step, counts):
-    self._told(fragment, version, step, counts)
-    super().adopted(fragment, version, step, counts)
+  def adopted(self, publication, step, counts):
+    self._told(publication.fragment, publication.version, step, counts)
+    super().adopted(publication, step, counts)
 
 
 class LoopLearner(threading.Thread):

@@ -191,16 +191,18 @@ class Boundary(_message.Message):
     def __init__(self, fragment: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Applied(_message.Message):
-    __slots__ = ("fragment", "version", "step", "counts")
+    __slots__ = ("fragment", "version", "step", "counts", "exact")
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
+    EXACT_FIELD_NUMBER: _ClassVar[int]
     fragment: int
     version: Version
     step: int
     counts: Counts
-    def __init__(self, fragment: _Optional[int] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., step: _Optional[int] = ..., counts: _Optional[_Union[Counts, _Mapping]] = ...) -> None: ...
+    exact: bool
+    def __init__(self, fragment: _Optional[int] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., step: _Optional[int] = ..., counts: _Optional[_Union[Counts, _Mapping]] = ..., exact: bool = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ()
