@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ddiloco_jax.launch import exits, syncing
+from ddiloco_jax.protocol import tape
 from ddiloco_jax.report import chronicle
 from ddiloco_jax.syncer.errors import InUse
 from ddiloco_jax.syncer.store import Store
@@ -95,6 +96,34 @@ def test_a_run_that_was_stopped_goes_on(tmp_path):
 
   with served_run(cfg, tmp_path / "run", restore=True) as run:
     assert "num_syncer_steps" in train_to_the_end(run).reason
+
+
+def test_a_run_that_was_killed_in_its_end_comes_to_its_end(tmp_path):
+  # The limit is reached, and a learner still waits to be told.
+  cfg = settings(num_syncer_steps=12)
+  with served_run(cfg, tmp_path / "run") as run:
+    train_to_the_end(run)
+    tensors, _ = run.syncer.snapshot()
+    record = run.run._record
+  in_its_end = next(
+    line.state
+    for line in tape.Reader(tmp_path / "run" / "tape.jsonl").lines()
+    if line.state.end
+  )
+  killed = Store(str(tmp_path / "killed"), restore=False)
+  killed.begin()
+  killed.save(tensors, in_its_end, record)
+  killed.close()
+
+  with served_run(cfg, tmp_path / "killed", restore=True) as run:
+    learner = LoopLearner(run.address, "ada", paced(0.02))
+    with learners(learner):
+      finished = run.wait(30.0)
+      told = learner.end()
+
+  assert finished.exit_code == 0
+  assert finished.missing == ()
+  assert "num_syncer_steps" in told
 
 
 def test_the_command_tells_that_a_run_has_ended(tmp_path):
