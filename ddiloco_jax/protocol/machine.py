@@ -226,7 +226,12 @@ def restore(
   for learner in old.learners.values():
     turn.put(
       learner._replace(
-        live=False, training=False, connected=False, asked=(), reported_t=-1
+        live=False,
+        training=False,
+        connected=False,
+        asked=(),
+        exact=(),
+        reported_t=-1,
       )
     )
     for p in range(rules.num_fragments):
