@@ -17,6 +17,7 @@ from ddiloco_jax.report import chronicle, history, report
 
 ROOT = pathlib.Path(__file__).parents[2]
 CUSTOM = ROOT / "docs" / "examples" / "custom_learner.py"
+MESSAGES = ROOT / "ddiloco_jax" / "wire" / "pb"  # As the docs have them made.
 
 
 class SilentScreen(local.Screen):
@@ -69,7 +70,7 @@ def make_learner(learner: int) -> Process:
     f"--learner_id={learner}",
     "--step_s=0.05",
   )
-  env = {"PYTHONPATH": str(ROOT)}
+  env = {"PYTHONPATH": str(MESSAGES)}
   return Process(name=f"learner-{learner}", argv=argv, again=argv, env=env)
 
 
@@ -80,7 +81,7 @@ def storm(tmp_path_factory):
   subprocess.run(
     [sys.executable, CUSTOM, f"--write_model={base / 'theta.npz'}"],
     check=True,
-    env={"PYTHONPATH": str(ROOT)},
+    env={"PYTHONPATH": str(MESSAGES)},
   )
   run_dir = base / "run"
   screen = SilentScreen()
