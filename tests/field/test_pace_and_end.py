@@ -101,9 +101,12 @@ def test_a_run_ends_when_its_learners_have_nothing_left_to_read(tmp_path, by):
   assert finished.exit_code == 0
   assert "input_exhausted" in finished.reason
   assert all("input_exhausted" in reason for reason in reasons)
-  assert [learner.steps[-1] for learner in pair] == [40, 40]
+  # The run ends with the first of the two: K of them no longer read.
+  steps = [learner.steps[-1] for learner in pair]
+  assert max(steps) == 40
+  assert min(steps) >= 30
   assert finished.missing == ()
-  assert books["reported"] == 2 * 40 * 100
+  assert books["reported"] == sum(steps) * 100
   assert books["pending"] == 0
 
 
