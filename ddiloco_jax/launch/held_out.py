@@ -6,6 +6,7 @@ a line of JSON.
 
 import json
 import logging
+import math
 import pathlib
 import sys
 
@@ -27,7 +28,8 @@ def evaluate_run(run_dir: pathlib.Path) -> dict[str, float | None]:
 
   Returns:
     loss_start and loss_end, nats per token over the run's held-out windows
-    (loss_end None if the run saved nothing), and bigram_entropy of that text.
+    (None if it is not finite, or the run saved nothing), and bigram_entropy of
+    that text.
   """
   cfg = config.from_json((run_dir / "config.json").read_text("utf-8"))
   loss_of = evaluate.make_evaluate(transformer.make_model(cfg.model))
@@ -36,10 +38,14 @@ def evaluate_run(run_dir: pathlib.Path) -> dict[str, float | None]:
   )
   first = fragments.unflatten(syncing.init_params(cfg))
   last = last_params(run_dir, first)
-  return {
+  losses = {
     "loss_start": loss_of(first, windows).loss,
     "loss_end": None if last is None else loss_of(last, windows).loss,
     "bigram_entropy": stream.bigram_entropy(cfg.data),
+  }
+  return {
+    name: None if loss is None or not math.isfinite(loss) else loss
+    for name, loss in losses.items()
   }
 
 
@@ -56,4 +62,5 @@ def last_params(run_dir: pathlib.Path, like: dict) -> dict | None:
 if __name__ == "__main__":
   # Orbax remarks on what was asked of it: to read only.
   logging.getLogger("absl").setLevel(logging.ERROR)
-  print(json.dumps(evaluate_run(pathlib.Path(sys.argv[1]))))
+  losses = evaluate_run(pathlib.Path(sys.argv[1]))
+  print(json.dumps(losses, allow_nan=False))

@@ -44,6 +44,7 @@ def make_start(
   rules = dataclasses.replace(cfg.sync, fragment_params=sizes)
   if store.has_progress:
     tensors, saved, record = store.restore(layout, tx)
+    _check_shards(cfg, record["config"]["sync"]["num_shards"])
     state = machine.restore(rules, saved, store.epoch)
     _check_goes_on(state, store.path)
     run_id = record["run_id"]
@@ -85,6 +86,16 @@ def run_spec(
   )
   messages.run_to_pb(spec)  # Fails now, not at a learner.
   return spec
+
+
+def _check_shards(cfg: config.Config, num_shards: int) -> None:
+  """Refuses other shards: the positions in them would mean other text."""
+  if cfg.sync.num_shards != num_shards:
+    raise ValueError(
+      f"sync.num_shards is {cfg.sync.num_shards} and the run to restore has"
+      f" {num_shards} data shards, which learners have read in part: the number"
+      f" may not change in a run. Set --config.sync.num_shards={num_shards}."
+    )
 
 
 def _check_goes_on(state: machine.State, path: pathlib.Path) -> None:

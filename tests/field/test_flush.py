@@ -49,8 +49,8 @@ def test_the_flush_ends_once_nobody_is_left_who_could_answer():
   hand.apply("bob")
 
   assert [e.fragment for e in hand.of(events.Publish) if e.exact] == [0]
-  hand.apply("ada")
-  hand.apply("bob")
+  hand.apply("ada", exact=True)
+  hand.apply("bob", exact=True)
   assert len(hand.of(events.Finished)) == 1
 
 

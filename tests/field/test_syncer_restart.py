@@ -134,13 +134,17 @@ def test_learners_that_stay_alive_join_a_killed_and_restored_syncer(tmp_path):
   check_books(replayed.state)
 
 
-@pytest.mark.parametrize("change", ["fragments", "model"])
-def test_a_restored_run_keeps_its_split_and_its_model(tmp_path, change):
+@pytest.mark.parametrize("change", ["fragments", "model", "shards"])
+def test_a_restored_run_keeps_its_split_its_model_and_its_shards(
+  tmp_path, change
+):
   with served_run(settings(), tmp_path / "run"):
     pass
   cfg, theta = settings(), dict(THETA)
   if change == "fragments":
     cfg = settings(num_fragments=1)
+  elif change == "shards":
+    cfg = settings(num_shards=settings().sync.num_shards - 1, max_learners=2)
   else:
     theta["b"] = np.zeros((7, 5), np.float32)
 
