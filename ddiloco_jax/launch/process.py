@@ -25,7 +25,8 @@ from ddiloco_jax.launch.exits import (
   BadUsage,
 )
 from ddiloco_jax.learner.client import Client
-from ddiloco_jax.learner.link import Link, LinkConfig, Stopped, SyncerLost
+from ddiloco_jax.learner.link import Link
+from ddiloco_jax.learner.patience import LinkConfig, Stopped, SyncerLost
 from ddiloco_jax.protocol import ending
 from ddiloco_jax.syncer.errors import InUse
 from ddiloco_jax.wire.status import ServiceError

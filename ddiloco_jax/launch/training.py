@@ -16,7 +16,7 @@ from ddiloco_jax.algorithm import fragments
 from ddiloco_jax.data import stream
 from ddiloco_jax.launch import exits
 from ddiloco_jax.learner.learner import Learner, LearnerConfig
-from ddiloco_jax.learner.link import SyncerLost
+from ddiloco_jax.learner.patience import SyncerLost
 from ddiloco_jax.learner.seams import Batches
 from ddiloco_jax.models import transformer
 from ddiloco_jax.training import evaluate, mesh, metrics, trainer

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from ddiloco_jax.learner.learner import LearnerConfig
-from ddiloco_jax.learner.link import Stopped
+from ddiloco_jax.learner.patience import Stopped
 from tests.support.over_grpc import (
   SHAPES,
   LoopLearner,
@@ -87,7 +87,7 @@ def test_a_version_that_was_fetched_and_rolled_back_is_not_adopted(tmp_path):
         gate.clear()  # bob stays in his step; his link goes on.
         lost = [n + 2 for n in start]
         wait_for(lambda: all(n >= m for n, m in zip(versions(first), lost)))
-        wait_for(lambda: len(bob.link._ready) == 2)
+        wait_for(lambda: len(bob.link._shared.ready) == 2)
         num_adopted = len(bob.adopted)
         proxy.redirect(second.address)
         proxy.cut()
@@ -207,5 +207,5 @@ def has_adopted(loops, p, n):
 
 def joined_epoch(loops, epoch):
   return all(
-    each.link._welcome and each.link._welcome.epoch == epoch for each in loops
+    each.link.welcome and each.link.welcome.epoch == epoch for each in loops
   )

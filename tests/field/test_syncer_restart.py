@@ -175,7 +175,7 @@ def flat(run):
 
 
 def epoch(learner):
-  welcome = learner.link._welcome
+  welcome = learner.link.welcome
   return welcome.epoch if welcome else 0
 
 

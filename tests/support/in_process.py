@@ -5,7 +5,8 @@ import threading
 
 from ddiloco_jax.launch import syncing
 from ddiloco_jax.learner.learner import Learner, LearnerConfig
-from ddiloco_jax.learner.link import Link, LinkConfig
+from ddiloco_jax.learner.link import Link
+from ddiloco_jax.learner.patience import LinkConfig
 
 
 @contextlib.contextmanager

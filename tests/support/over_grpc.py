@@ -14,7 +14,8 @@ from ddiloco_jax import config
 from ddiloco_jax.launch import syncing
 from ddiloco_jax.learner.client import Client
 from ddiloco_jax.learner.learner import Learner, LearnerConfig
-from ddiloco_jax.learner.link import Link, LinkConfig
+from ddiloco_jax.learner.link import Link
+from ddiloco_jax.learner.patience import LinkConfig
 from ddiloco_jax.protocol import events
 from tests.support.quadratic import Quadratic, constant_batches
 
@@ -56,7 +57,8 @@ class ServedRun:
   """
 
   def __init__(self, served: syncing.Served, directory: pathlib.Path):
-    self.run, self.address, self.directory = *served, directory
+    self.run, self.address = served
+    self.directory = directory
     self._stop: str | None = None
     self._finished: events.Finished | None = None
     self._error: BaseException | None = None

@@ -1,0 +1,80 @@
+"""What a learner's loop and the threads of its link exchange, under one lock."""
+
+import threading
+
+from ddiloco_jax.protocol import events
+from ddiloco_jax.wire import port
+
+
+class Exchange:
+  """Values only: whoever reads or writes them holds `changed`.
+
+  Attributes:
+    changed: The lock; notified when a thread may have to look again.
+    welcome, control, stamp: Of the newest control stream.
+    applied: Per fragment, the loop's last adoption.
+    reported: The loop's last report.
+    copies, earlier: Of the last boundary and of the one before.
+    pulls: That were not answered yet.
+    last_slot: The fragment that was due last, as far as is known.
+    wanted: What was published and is to be fetched.
+    newest: What was fetched last.
+    ready: What was fetched and not taken by the loop yet.
+    ending, finished: What the syncer said of the end.
+    error: What ended a thread, and with it the link.
+    left: The loop has said goodbye.
+  """
+
+  def __init__(self):
+    self.changed = threading.Condition()
+    self.welcome: port.Welcomed | None = None
+    self.control: port.Control | None = None
+    self.stamp = port.Stamp()
+    self.applied: dict[int, events.Applied] = {}
+    self.reported: events.Reported | None = None
+    self.copies: dict[int, port.Copy] = {}
+    self.earlier: dict[int, port.Copy] = {}
+    self.pulls: dict[int, port.PullNotice] = {}
+    self.last_slot = -1
+    self.wanted: dict[int, port.PublishedNotice] = {}
+    self.newest: dict[int, events.Version] = {}
+    self.ready: dict[int, port.Publication] = {}
+    self.ending: str | None = None
+    self.finished: port.FinishedNotice | None = None
+    self.error: BaseException | None = None
+    self.left = False
+    self._num_news = 0
+    self._num_seen = 0
+
+  def is_over(self) -> bool:
+    """Whether the link's threads are to end."""
+    return bool(self.left or self.error or self.finished)
+
+  def tell_loop(self) -> None:
+    """There is something that the loop would look at."""
+    self._num_news += 1
+    self.changed.notify_all()
+
+  def wait_for_news(self, timeout_s: float) -> bool:
+    """Blocks the loop until there is; False on timeout."""
+    told = self.changed.wait_for(
+      lambda: self._num_news != self._num_seen, timeout_s
+    )
+    self._num_seen = self._num_news
+    return told
+
+  def say(self, message: port.Upward) -> None:
+    """Queues a message on the newest control stream, if there is one."""
+    if self.control:
+      self.control.send(message)
+
+  def is_known(self, p: int, version: events.Version) -> bool:
+    """Whether a version, or a later one, was fetched."""
+    newest = self.newest.get(p)
+    return newest is not None and (newest == version or newest.n > version.n)
+
+  def is_rolled_back(self, p: int, version: events.Version) -> bool:
+    """Whether the newest start of the syncer has lost a version."""
+    welcome = self.welcome
+    assert welcome
+    return version.epoch < welcome.epoch and version.n > welcome.clocks[p].n0

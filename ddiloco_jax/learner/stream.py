@@ -1,0 +1,159 @@
+"""A link's control stream: joins, hears, and joins again when it breaks.
+
+What the loop said while nobody listened is said again. (arXiv 2604.21428,
+App. E.)
+"""
+
+import logging
+import random
+import time
+import uuid
+from collections.abc import Sequence
+
+from ddiloco_jax.learner.exchange import Exchange
+from ddiloco_jax.learner.patience import LinkConfig, Patience
+from ddiloco_jax.protocol import events
+from ddiloco_jax.wire import port
+from ddiloco_jax.wire.status import ServiceError
+
+_log = logging.getLogger(__name__)
+
+
+class Stream:
+  """Runs on a thread of its own.
+
+  Args:
+    synchronizer: To join.
+    learner: This learner's id.
+    run: Of the syncer.
+    cfg: See LinkConfig.
+    shared: Where notices go.
+    patience: For a syncer that is not there.
+  """
+
+  def __init__(
+    self,
+    synchronizer: port.Synchronizer,
+    learner: str,
+    run: port.RunSpec,
+    cfg: LinkConfig,
+    shared: Exchange,
+    patience: Patience,
+  ):
+    self._sync = synchronizer
+    self._learner = learner
+    self._run = run
+    self._cfg = cfg
+    self._shared = shared
+    self._patience = patience
+    self._nonce = uuid.uuid4().hex
+
+  def hear(self) -> None:
+    """Takes notices until the link is over.
+
+    Raises:
+      SyncerLost: nobody answered for too long.
+      ServiceError: why this process may not be in the run.
+    """
+    timeout_s = self._cfg.connect_timeout_s
+    while not self._shared.is_over():
+      control = self._patience.call(self._join, timeout_s, "Join")
+      if control is None:
+        return
+      timeout_s = self._cfg.max_solo_s
+      try:
+        for stamp, notice in control.notices():
+          self._take(stamp, notice)
+      except ServiceError as error:
+        if not error.is_worth_retrying:
+          raise
+        _log.warning("link of %s: %s; joins again", self._learner, error)
+      if not self._shared.is_over():
+        time.sleep(random.uniform(0.02, 0.1))
+
+  def beat(self) -> None:
+    """Shows life while the loop compiles, restores or waits."""
+    shared = self._shared
+    with shared.changed:
+      while not shared.is_over():
+        shared.say(events.Heard())
+        shared.changed.wait_for(shared.is_over, self._run.lease_s / 5)
+
+  def _join(self) -> port.Control | None:
+    shared = self._shared
+    with shared.changed:
+      if shared.left:
+        return None
+      num = self._run.layout.num_fragments
+      known = len(shared.applied) == num
+      bases = [shared.applied[p].version for p in range(num)] if known else []
+    hello = port.Hello(
+      learner=self._learner,
+      nonce=self._nonce,
+      layout_digest=self._run.layout.digest(),
+      run_id=self._run.run_id,
+      takeover=self._cfg.takeover,
+      bases=tuple(bases),
+    )
+    control = self._sync.join(hello)
+    stamp, welcome = next(control.notices())
+    assert isinstance(welcome, port.Welcomed), welcome
+    with shared.changed:
+      if shared.left:
+        control.close()
+        return None
+      before, shared.welcome = shared.welcome, welcome
+      if not (welcome.reconnect and before and before.epoch == welcome.epoch):
+        shared.pulls.clear()
+      shared.control, shared.stamp = control, stamp
+      self._ask_for_news(welcome)
+      self._say_again(bases)
+      shared.changed.notify_all()
+    return control
+
+  def _ask_for_news(self, welcome: port.Welcomed) -> None:
+    """Wants what was published, or rolled back, while nobody listened."""
+    shared = self._shared
+    for p, clock in enumerate(welcome.clocks):
+      newest = shared.newest.get(p)
+      if newest and shared.is_rolled_back(p, newest):
+        del shared.newest[p]
+        shared.ready.pop(p, None)
+      if not shared.is_known(p, clock.version):
+        shared.wanted[p] = port.PublishedNotice(
+          fragment=p,
+          version=clock.version,
+          outcome=events.Outcome.NOT_ASKED,
+        )
+
+  def _say_again(self, bases: Sequence[events.Version]) -> None:
+    """What the loop said while no stream, or an older one, listened."""
+    shared = self._shared
+    for p, applied in shared.applied.items():
+      if not bases or applied.version != bases[p]:
+        shared.say(applied)
+    if shared.reported:
+      shared.say(shared.reported)
+
+  def _take(self, stamp: port.Stamp, notice: port.Notice) -> None:
+    shared = self._shared
+    with shared.changed:
+      shared.stamp = stamp
+      match notice:
+        case port.PullNotice(fragment=p):
+          shared.pulls[p] = notice
+          shared.last_slot = p
+        case port.PublishedNotice(fragment=p):
+          shared.wanted[p] = notice
+          num = self._run.layout.num_fragments
+          if (p - shared.last_slot) % num <= num // 2:
+            shared.last_slot = p  # Others were pulled, and are ahead.
+        case port.GivenUpNotice(fragment=p, round=r, attempt=attempt):
+          pull = shared.pulls.get(p)
+          if pull and (pull.round, pull.attempt) == (r, attempt):
+            del shared.pulls[p]
+        case port.EndingNotice(reason=reason):
+          shared.ending = reason
+        case port.FinishedNotice():
+          shared.finished = notice
+      shared.tell_loop()
