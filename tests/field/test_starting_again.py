@@ -127,7 +127,8 @@ def test_a_run_that_was_killed_in_its_end_comes_to_its_end(tmp_path):
 
 
 def test_the_command_tells_that_a_run_has_ended(tmp_path):
-  cfg = settings(num_syncer_steps=8, num_shards=4)  # As the command's config.
+  shards = {"num_shards": 4, "max_learners": 4}  # As the command has them.
+  cfg = settings(num_syncer_steps=8, **shards)
   with served_run(cfg, tmp_path / "run") as run:
     train_to_the_end(run)
 
