@@ -3,13 +3,12 @@
 Command:  python -m ddiloco_jax.cli.local --config=configs/tiny.py --learners=4
           python -m ddiloco_jax.train --config=configs/tiny.py   (one, plainly)
 Hardware: two CPU cores, 4 GB of memory.
-Time:     a lone learner takes 0.11 s a step there beside other work, so about
-          50 s for 480 steps; four share the cores, and take about 2 minutes
-          (not measured on a quiet machine).
-Loss:     nats per byte of held-out text of CPython 3.11. Bigrams: 2.451. A lone
-          learner: 2.65 after 100 steps, 2.34 after 200, 2.13 after 350 of 360. Four
-          that are merged every step in lockstep, as the protocol would without
-          any lag: 2.62, 2.26 and 1.99 (schedule over 400 steps).
+Time:     a lone learner takes 0.073 s a step there; four share the cores, and
+          reach t = 480 in 105 s, one of them killed for a third of it.
+Loss:     nats per byte of held-out text. CPython 3.11.7, where bigrams have
+          2.451: a lone learner 1.93 after 547 of 547 steps, four to t = 600
+          1.80 (docs/quality.md). CPython 3.11.2, where bigrams have 2.416: 1.90
+          at t = 480 with the kill (scripts/demo.sh at commit 6b049ed).
 """
 
 from ddiloco_jax.config import default
