@@ -64,25 +64,22 @@ class Bulk:
   ) -> tuple[port.PullNotice, port.Copy, port.Session] | None:
     shared = self._shared
 
-    def answerable() -> int | None:
-      offered = shared.copies.keys() | shared.earlier.keys()
-      return next((p for p in shared.pulls if p in offered), None)
-
-    with shared.changed:
-      shared.changed.wait_for(
-        lambda: shared.is_over() or answerable() is not None
-      )
-      if shared.is_over():
-        return None
-      p = answerable()
-      assert p is not None
-      assert shared.welcome
+    def copy_of(p: int) -> port.Copy | None:
       copy = shared.copies.get(p)
+      # The flush is to have the very last steps.
       earlier = None if shared.ending else shared.earlier.get(p)
       if copy is None or (earlier and not _is_ready(copy)):
-        copy = earlier
-      assert copy
-      return shared.pulls.pop(p), copy, shared.welcome.session
+        return earlier
+      return copy
+
+    with shared.changed:
+      while not shared.is_over():
+        for p in shared.pulls:
+          if copy := copy_of(p):
+            assert shared.welcome
+            return shared.pulls.pop(p), copy, shared.welcome.session
+        shared.changed.wait()
+    return None
 
   def _deliver(self, header: port.ReplyHeader, data: bytearray) -> None:
     """Pushes one reply; a retry is safe, since a reply is named once."""

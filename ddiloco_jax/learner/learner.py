@@ -17,6 +17,7 @@ from ddiloco_jax.algorithm import delta as deltas
 from ddiloco_jax.algorithm.fragments import slot
 from ddiloco_jax.learner.anchor import Anchor, ScheduleIndex
 from ddiloco_jax.learner.seams import Batches, Trainer
+from ddiloco_jax.learner.shards import Shards
 from ddiloco_jax.protocol import events
 from ddiloco_jax.wire import port as ports
 
@@ -65,7 +66,7 @@ class Learner:
   ):
     self._port = port
     self._trainer = trainer
-    self._make_batches = make_batches
+    self._shards = Shards(make_batches)
     self._cfg = cfg
     self._at_boundary = at_boundary
     self._paths = [
@@ -96,34 +97,35 @@ class Learner:
     self._should_stop = should_stop
     port, run = self._port, self._port.run
     welcome = port.start()
-    positions = dict(welcome.positions)
-    batches = {s: self._make_batches(s) for s in positions}
-    shards = itertools.cycle(sorted(positions))
+    self._shards.begin(welcome.positions)
     follows = run.wait_for_publication or run.max_ahead > 0
     first = port.stamp().t if follows else 0  # Then t follows own steps.
     step_s, before = 0.0, time.monotonic()
     for step in itertools.count(first):
       self._adopt_published(step)
-      self._await_publication(step, positions)
-      self._await_stamp(step, positions)
+      self._await_publication(step)
+      self._await_stamp(step)
       if port.ending() or should_stop():
         break
-      shard = next(shards)
-      batch = self._next_batch(batches[shard], positions[shard], step - first)
+      if port.welcome is not welcome:
+        welcome = port.welcome
+        if not welcome.reconnect:  # A restored syncer that knew of no us.
+          self._shards.begin(welcome.positions)
+      batch = self._next_batch(step - first)
       if batch is None:
         self._exhausted = True
-        self._report(step, positions)
+        self._report(step)
         self._idle(step)
         break
       metrics = self._train_step(batch, step)
-      positions[shard] += 1
+      self._shards.advance()
       now = time.monotonic()
       # Peaks count: a copy too many costs less than a pull that has none.
       step_s, before = max(now - before, 0.8 * step_s), now
-      self._offer(step + 1, self._due(step + 1, step_s), positions)
-      self._report(step + 1, positions)
-      self._at_boundary(step + 1, metrics, self._progress(positions))
-    return self._end(step, positions)
+      self._offer(step + 1, self._due(step + 1, step_s))
+      self._report(step + 1)
+      self._at_boundary(step + 1, metrics, self._progress())
+    return self._end(step)
 
   # --- parts of a step ----------------------------------------------------------
 
@@ -165,12 +167,10 @@ class Learner:
       anchor.add(tokens, lr)
     return metrics
 
-  def _next_batch(
-    self, batches: Batches, position: int, num_steps: int
-  ) -> Mapping[str, np.ndarray] | None:
+  def _next_batch(self, num_steps: int) -> Mapping[str, np.ndarray] | None:
     if 0 < self._cfg.max_steps <= num_steps:
       return None
-    return batches(position)
+    return self._shards.batch()
 
   def _due(self, step: int, step_s: float) -> Iterable[int]:
     run = self._port.run
@@ -186,11 +186,9 @@ class Learner:
     self._boundaries.update({p: step for p in due})
     return due
 
-  def _offer(
-    self, step: int, due: Iterable[int], positions: Mapping[int, int]
-  ) -> None:
+  def _offer(self, step: int, due: Iterable[int]) -> None:
     """Copies fragments at this boundary; older copies are replaced."""
-    copies = {p: self._copy(p, positions) for p in due if self._has_steps(p)}
+    copies = {p: self._copy(p) for p in due if self._has_steps(p)}
     if self._port.run.wait_for_publication:
       kept = {p: c for p, c in self._copies.items() if p in self._boundaries}
       copies = kept | copies
@@ -203,7 +201,7 @@ class Learner:
   def _has_steps(self, p: int) -> bool:
     return self._anchors[p].counts.steps > 0
 
-  def _copy(self, p: int, positions: Mapping[int, int]) -> ports.Copy:
+  def _copy(self, p: int) -> ports.Copy:
     anchor = self._anchors[p]
     return ports.Copy(
       arrays=self._trainer.take(self._paths[p]),
@@ -211,17 +209,15 @@ class Learner:
       base_version=anchor.version,
       counts=anchor.counts,
       lr_sum=anchor.lr_sum,
-      positions=_positions(positions),
+      positions=self._shards.positions(),
     )
 
-  def _report(
-    self, step: int, positions: Mapping[int, int], waiting: bool = False
-  ) -> None:
+  def _report(self, step: int, waiting: bool = False) -> None:
     self._port.report(
       events.Reported(
         step=step,
         counts=tuple(self._anchors[p].counts for p in range(len(self._paths))),
-        positions=_positions(positions),
+        positions=self._shards.positions(),
         boundaries=tuple(sorted(self._boundaries.items())),
         waiting=waiting,
         exhausted=self._exhausted,
@@ -229,16 +225,16 @@ class Learner:
       )
     )
 
-  def _progress(self, positions: Mapping[int, int]) -> dict[str, Any]:
+  def _progress(self) -> dict[str, Any]:
     return {
-      "positions": [list(p) for p in _positions(positions)],
+      "positions": [list(p) for p in self._shards.positions()],
       "versions": [list(self._anchors[p].version) for p in self._anchors],
       "counts": [list(self._anchors[p].counts) for p in self._anchors],
     }
 
   # --- where a learner waits, if it was told to ---------------------------------
 
-  def _await_publication(self, step: int, positions: Mapping[int, int]) -> None:
+  def _await_publication(self, step: int) -> None:
     """Blocks while a copy that is old enough has not been published.
 
     Where t follows the learners' own steps, the last one is known too.
@@ -252,26 +248,21 @@ class Learner:
         step - at >= delay for at in self._boundaries.values()
       )
 
-    self._block(is_due, step, positions)
+    self._block(is_due, step)
 
-  def _await_stamp(self, step: int, positions: Mapping[int, int]) -> None:
+  def _await_stamp(self, step: int) -> None:
     """Blocks while this learner is more than `max_ahead` steps ahead of t."""
     bound = self._port.run.max_ahead
 
     def is_ahead() -> bool:
       return 0 < bound < step - self._port.stamp().t
 
-    self._block(is_ahead, step, positions)
+    self._block(is_ahead, step)
 
-  def _block(
-    self,
-    condition: Callable[[], bool],
-    step: int,
-    positions: Mapping[int, int],
-  ) -> None:
+  def _block(self, condition: Callable[[], bool], step: int) -> None:
     if not condition():
       return
-    self._report(step, positions, waiting=True)
+    self._report(step, waiting=True)
     while condition() and not (self._port.ending() or self._should_stop()):
       self._port.wait(_WAIT_S)
       self._adopt_published(step)
@@ -284,20 +275,16 @@ class Learner:
       self._port.wait(_WAIT_S)
       self._adopt_published(step)
 
-  def _end(self, step: int, positions: Mapping[int, int]) -> str:
+  def _end(self, step: int) -> str:
     """Answers the flush rounds and adopts the exact result."""
     port = self._port
-    self._offer(step, range(len(self._paths)), positions)
+    self._offer(step, range(len(self._paths)))
     while not (port.finished() or self._should_stop()):
       port.wait(_WAIT_S)
       self._adopt_published(step)
     finished = port.finished()
     reason = finished.reason if finished else "this learner was told to stop"
-    self._report(step, positions)
+    self._report(step)
     self._adopt_published(step)
     port.leave(reason)
     return reason
-
-
-def _positions(positions: Mapping[int, int]) -> tuple[events.Position, ...]:
-  return tuple(events.Position(s, b) for s, b in sorted(positions.items()))

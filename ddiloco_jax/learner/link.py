@@ -61,8 +61,9 @@ class Link:
     return self._run
 
   @property
-  def welcome(self) -> port.Welcomed | None:
-    """Of the newest control stream; None before the first."""
+  def welcome(self) -> port.Welcomed:
+    """Of the newest control stream; only once it has started."""
+    assert self._shared.welcome, "the link has not joined"
     return self._shared.welcome
 
   def start(self) -> port.Welcomed:
@@ -86,8 +87,7 @@ class Link:
         shared.changed.wait(_LOOK_S)
         self._raise()
         self._check_stop()
-      assert shared.welcome
-      return shared.welcome
+      return self.welcome
 
   def published(self) -> Sequence[port.Publication]:
     shared = self._shared

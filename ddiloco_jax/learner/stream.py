@@ -4,6 +4,7 @@ What the loop said while nobody listened is said again. (arXiv 2604.21428,
 App. E.)
 """
 
+import dataclasses
 import logging
 import random
 import time
@@ -106,10 +107,21 @@ class Stream:
       if not (welcome.reconnect and before and before.epoch == welcome.epoch):
         shared.pulls.clear()
       shared.control, shared.stamp = control, stamp
+      if not welcome.reconnect:
+        self._begin_anew(welcome)
       self._ask_for_news(welcome)
       self._say_again(bases)
       shared.changed.notify_all()
     return control
+
+  def _begin_anew(self, welcome: port.Welcomed) -> None:
+    """For the syncer this is a new process, maybe with other data shards."""
+    shared = self._shared
+    shared.copies, shared.earlier = {}, {}
+    if shared.reported:
+      shared.reported = dataclasses.replace(
+        shared.reported, positions=welcome.positions
+      )
 
   def _ask_for_news(self, welcome: port.Welcomed) -> None:
     """Wants what was published, or rolled back, while nobody listened."""

@@ -258,6 +258,11 @@ class Port(Protocol):
   @property
   def run(self) -> RunSpec: ...
 
+  @property
+  def welcome(self) -> Welcomed:
+    """Of the newest control stream; another one after a reconnect."""
+    ...
+
   def start(self) -> Welcomed:
     """Joins, and fetches every fragment; `published` then has all of them."""
     ...

@@ -8,8 +8,13 @@ import dataclasses
 
 import pytest
 
-from ddiloco_jax.protocol import events
+from ddiloco_jax.learner.link import Link
+from ddiloco_jax.protocol import events, tape
+from ddiloco_jax.protocol.events import Counts
+from ddiloco_jax.wire import port
 from tests.protocol.by_hand import FOUR, Hand
+from tests.support.over_grpc import served_run, settings
+from tests.support.served import wait_for
 
 
 def before_the_flush(quorum: int) -> Hand:
@@ -98,3 +103,54 @@ def test_before_the_end_an_adoption_excuses_nobody():
   hand.apply("bob")
 
   assert hand.state.rounds == (r,)
+
+
+def test_a_flush_is_answered_from_the_last_boundary_alone(tmp_path):
+  # The end comes while only the boundary before has a copy; it must neither
+  # answer nor end the link.
+  cfg = settings(cycle_steps=1000)
+  with served_run(cfg, tmp_path / "run") as run:
+    link = Link(run.syncer, "ada")
+    (position,) = link.start().positions
+    fresh = {p.fragment: p for p in link.published()}
+    for publication in fresh.values():
+      link.adopted(publication, 0, Counts())
+
+    def copies(steps: int) -> dict[int, port.Copy]:
+      return {
+        p: port.Copy(
+          arrays={k: x + steps for k, x in publication.arrays.items()},
+          base=publication.arrays,
+          base_version=publication.version,
+          counts=Counts(steps, 100 * steps),
+          lr_sum=0.1 * steps,
+          positions=(position,),
+        )
+        for p, publication in fresh.items()
+      }
+
+    def report(steps: int) -> None:
+      counts = (Counts(steps, 100 * steps),) * 2
+      link.report(events.Reported(step=steps, counts=counts))
+
+    report(1)
+    link.offer(copies(1))
+    link.offer({})
+    run.request_stop()
+    wait_for(lambda: link.ending() and link._shared.pulls)
+    link.wait(0.3)  # Raises what has ended the link.
+    report(2)
+    link.offer(copies(2))
+    while not link.finished():
+      link.wait(1.0)
+      for publication in link.published():
+        link.adopted(publication, 2, Counts())
+    link.leave("the run has ended")
+
+  replies = [
+    line.event
+    for line in tape.Reader(tmp_path / "run" / "tape.jsonl").lines()
+    if isinstance(line.event, events.Replied)
+  ]
+  assert {reply.fragment for reply in replies} == {0, 1}
+  assert {reply.counts.steps for reply in replies} == {2}

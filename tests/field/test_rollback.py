@@ -9,10 +9,12 @@ import shutil
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from ddiloco_jax.learner.learner import LearnerConfig
 from ddiloco_jax.learner.patience import Stopped
+from tests.support import receipts
 from tests.support.over_grpc import (
   SHAPES,
   LoopLearner,
@@ -67,7 +69,8 @@ def test_learners_outlive_a_rollback_whose_saved_counts_exceed_theirs(tmp_path):
           each.end()
   assert digest_of(two[0].trainer.params) == digest_of(two[1].trainer.params)
   assert state.counters.get("refused/rolled_back", 0) == 0
-  assert all(len(fragment.contributors) == 2 for fragment in state.fragments)
+  merges = receipts.read(saved / "tape.jsonl").merges
+  assert sum(len(inputs) == 2 for _, _, inputs in merges) >= 4
 
 
 def test_a_version_that_was_fetched_and_rolled_back_is_not_adopted(tmp_path):
@@ -104,6 +107,42 @@ def test_a_version_that_was_fetched_and_rolled_back_is_not_adopted(tmp_path):
   for p, version, *_ in bob.adopted[num_adopted:]:
     assert version.epoch == 2 or version.n <= start[p]
   assert digest_of(ada.trainer.params) == digest_of(bob.trainer.params)
+
+
+def test_a_learner_that_the_restored_syncer_never_saw_gets_a_shard(tmp_path):
+  # bob has taken ada's shard before she is back: she goes on in another one.
+  cfg = settings(quorum=1, run__checkpoint_every_s=1000.0)
+  read = []
+
+  def make_batches(shard):
+    def batch(position):
+      read.append((shard, position))
+      return {"weights": np.ones(100, np.float32)}
+
+    return batch
+
+  with served_run(cfg, tmp_path / "1") as first, proxied(first) as proxy:
+    saved = save_and_copy(first, tmp_path / "2")
+    ada = LoopLearner(
+      proxy.address, "ada", paced(0.02, shapes=SHAPES), make_batches
+    )
+    with learners(ada):
+      wait_for(lambda: len(ada.steps) >= 10)
+      assert {shard for shard, _ in read} == {0}
+      with served_run(cfg, saved, restore=True) as second:
+        bob = LoopLearner(second.address, "bob", paced(0.02, shapes=SHAPES))
+        with learners(bob):
+          wait_for(lambda: bob.steps)
+          proxy.redirect(second.address)
+          proxy.cut()
+          wait_for(lambda: read[-1][0] == 1)
+          start = len(read)
+          wait_for(lambda: len(read) >= start + 20)
+          wait_for(lambda: contributors(second) == {"ada", "bob"})
+
+  assert ada.error is None
+  assert {shard for shard, _ in read[start:]} == {1}
+  assert [p for s, p in read if s == 1] == list(range(len(read) - start + 1))
 
 
 def test_what_was_said_to_nobody_is_said_again(tmp_path):
@@ -193,6 +232,14 @@ def versions(run):
   return [f.version.n for f in run.status().fragments]
 
 
+def contributors(run):
+  return {
+    member.learner
+    for fragment in state_of(run).fragments
+    for member in fragment.contributors
+  }
+
+
 def steps_of(run, p):
   """Per learner, what the syncer knows of its steps since the last adoption."""
   return [each.counts[p].steps for each in state_of(run).learners.values()]
@@ -207,5 +254,5 @@ def has_adopted(loops, p, n):
 
 def joined_epoch(loops, epoch):
   return all(
-    each.link.welcome and each.link.welcome.epoch == epoch for each in loops
+    each.adopted and each.link.welcome.epoch == epoch for each in loops
   )

@@ -175,8 +175,7 @@ def flat(run):
 
 
 def epoch(learner):
-  welcome = learner.link.welcome
-  return welcome.epoch if welcome else 0
+  return learner.link.welcome.epoch if learner.adopted else 0
 
 
 def saved_versions(run_dir):
