@@ -49,6 +49,7 @@ def test_a_delta_of_what_is_not_finite_is_left_to_the_guard():
 
 
 def test_alpha_0_is_the_global_fragment_exactly_even_over_nan():
+  # [N2]
   local, fresh = random_fragment(0), random_fragment(1)
   local["w"][:] = np.nan
 
@@ -59,6 +60,7 @@ def test_alpha_0_is_the_global_fragment_exactly_even_over_nan():
 
 
 def test_alpha_1_leaves_the_learner_as_it_is():
+  # [N2]
   local, fresh = random_fragment(0), random_fragment(1)
   fresh["w"][:] = np.inf
 
@@ -80,6 +82,7 @@ def test_between_them_the_two_are_blended():
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 def test_the_anchor_is_the_raw_global_for_every_alpha(alpha):
+  # [N2]
   local, fresh = random_fragment(0), random_fragment(1)
   kept = {path: x.copy() for path, x in fresh.items()}
 

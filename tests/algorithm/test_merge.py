@@ -78,6 +78,7 @@ def average_in_float64(vectors, weights):
   ],
 )
 def test_rda_of_known_vectors(replies, expected):
+  # [N15]
   np.testing.assert_allclose(merge_vectors(replies), expected, rtol=2e-7)
 
 
@@ -133,6 +134,7 @@ def test_a_weight_is_a_finite_number_from_0(weight):
 
 @pytest.mark.parametrize("cfg", [RDA, AVERAGE])
 def test_zero_deltas_merge_to_zero(cfg):
+  # [N15]
   merged = merge_vectors([((0, 0), 1), ((0, 0), 5), ((0, 0), 2)], cfg)
 
   assert merged.tolist() == [0, 0]
@@ -172,6 +174,7 @@ def test_nearly_opposite_directions_are_not_taken_for_cancelled():
 def test_the_scale_of_rda_does_not_depend_on_the_number_of_learners(
   num_replies,
 ):
+  # [N15]
   vectors = 2.5 * np.eye(16, dtype=np.float32)[:num_replies]
 
   merged = merge_vectors([(v, 1) for v in vectors])

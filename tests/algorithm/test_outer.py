@@ -56,6 +56,7 @@ def run(cfg, theta, grads):
   ("lr", "mu"), [(0.7, 0.5), (0.7, 0.9), (1.0, 0.0), (0.3, 0.9)]
 )
 def test_sgd_is_torch_style_nesterov_over_20_steps(lr, mu):
+  # [N6]
   rng = np.random.default_rng(0)
   theta = random_fragment(rng)
   grads = [random_fragment(rng) for _ in range(20)]
@@ -93,6 +94,7 @@ def test_the_first_step_is_lr_times_1_plus_mu_times_delta():
   ],
 )
 def test_other_optimizers_equal_optax_by_hand(cfg, tx):
+  # [N6]
   rng = np.random.default_rng(1)
   theta = random_fragment(rng)
   grads = [random_fragment(rng) for _ in range(20)]
@@ -258,12 +260,14 @@ def run_quadratic(cfg, num_rounds, targets=(1.0, 3.0)):
 
 
 def test_lr_1_without_momentum_gives_the_mean_of_the_learners():
+  # [N1]
   theta, local = run_quadratic(OuterConfig(learning_rate=1, momentum=0), 1)
 
   assert theta == pytest.approx(np.mean(local), abs=1e-6)
 
 
 def test_five_rounds_with_momentum_equal_a_reference():
+  # [N1]
   theta, _ = run_quadratic(OuterConfig(learning_rate=1, momentum=0.9), 5)
 
   x, buffer = 10.0, 0.0

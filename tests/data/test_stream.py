@@ -81,6 +81,7 @@ def test_shards_are_disjoint_and_together_read_everything_once(cfg):
 
 
 def test_readers_with_different_batch_sizes_read_disjoint_ids(cfg):
+  # [D3]
   # Whatever its devices, a learner of another batch size has its own shard.
   seen = [
     {

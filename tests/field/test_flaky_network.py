@@ -1,11 +1,16 @@
 """Answers that are lost, slots that are missed: what is done twice counts once."""
 
+import contextlib
 import threading
+import time
 
 import numpy as np
 import pytest
 
+from ddiloco_jax.learner.client import Client
+from ddiloco_jax.learner.link import Link
 from ddiloco_jax.protocol import events, tape
+from ddiloco_jax.wire import options
 from tests.support.over_grpc import (
   THETA,
   LoopLearner,
@@ -284,3 +289,25 @@ def merges_before_the_end(directory):
 
 def has_given_up(path):
   return effects(path, events.GiveUp)
+
+
+def test_an_idle_learner_is_not_thrown_off_for_its_pings(tmp_path):
+  # [T3] It pings dozens of times and calls nothing on its bulk connection; a
+  # server that minds closes it after the third time.
+  cfg = settings(lease_s=60.0)
+  with (
+    served_run(cfg, tmp_path / "run") as run,
+    contextlib.closing(Proxy(run.address)) as proxy,
+    contextlib.closing(
+      Client(proxy.address, options.WireConfig(keepalive_s=0.2))
+    ) as client,
+  ):
+    link = Link(client, "ada")
+    session = link.start().session
+    before = proxy.num_connections
+
+    time.sleep(6.0)
+    client.fetch(session, 0, 0, False)
+
+    assert proxy.num_connections == before == 2  # Control and bulk.
+    link.leave("the test is over")

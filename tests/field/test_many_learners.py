@@ -240,6 +240,7 @@ def test_weights_follow_tokens_and_speed(make_run):
   ],
 )
 def test_leaves_beyond_any_message_limit_travel_by_default(make_run, rows):
+  # [T1]
   theta = {path: np.zeros((n, 1 << 20), np.float32) for path, n in rows.items()}
   theta["small"] = np.zeros(3, np.float32)
   run = make_run(theta, num_syncer_steps=8)

@@ -34,7 +34,7 @@ class Process:
 
 
 class AnyOrder(RuleBasedStateMachine):
-  """Random events, honest and not, against laws that the test keeps itself."""
+  """[M9] Random events, honest and not, against laws that the test keeps itself."""
 
   @initialize(
     quorum=st.sampled_from([1, 1, 2, 3]),

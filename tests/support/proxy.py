@@ -14,14 +14,15 @@ class Proxy:
 
   Attributes:
     address: What clients are given.
-    num_cuts: Connections that were cut.
+    num_connections: Connections that were forwarded.
+    num_cuts: Those of them that were cut.
   """
 
   def __init__(self, target: str):
     self.redirect(target)
     self._listener = socket.create_server(("127.0.0.1", 0))
     self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-    self.num_cuts = 0
+    self.num_connections = self.num_cuts = 0
     self._lock = threading.Lock()
     self._pairs: list[tuple[socket.socket, socket.socket]] = []
     self._drop_answers = False
@@ -65,6 +66,7 @@ class Proxy:
         continue
       with self._lock:
         self._pairs.append((client, target))
+        self.num_connections += 1
       self._start(client, target, lambda: False)
       self._start(target, client, lambda: self._drop_answers)
 

@@ -108,6 +108,7 @@ def test_what_is_saved_is_what_was_given_whatever_happens_to_it(tmp_path):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_restored_optimizer_state_is_a_fresh_ones_twin(tmp_path, name):
+  # [C6]
   tx, traces = OPTIMIZERS[name], []
 
   @jax.jit
@@ -134,6 +135,7 @@ def test_a_restored_optimizer_state_is_a_fresh_ones_twin(tmp_path, name):
 
 
 def test_a_deeper_model_is_refused_by_its_first_differing_path(tmp_path):
+  # [C5]
   def model(num_layers, width=4):
     gate = np.zeros((3, width), np.float32)
     return {f"layers_{i}": {"mlp": {"gate": gate}} for i in range(num_layers)}

@@ -17,6 +17,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def test_sharded_training_and_restoring_equal_one_device(tmp_path):
+  # [C2]
   # The number of devices is fixed once JAX has started: another process.
   done = subprocess.run(
     [

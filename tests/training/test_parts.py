@@ -41,6 +41,7 @@ def aligned(values):
 
 
 def test_copies_keep_their_step_through_1000_donated_steps():
+  # [C7]
   inbox, kept, failed = queue.Queue(), [], []
 
   def read():
