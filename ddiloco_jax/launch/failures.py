@@ -77,6 +77,11 @@ def parse_kill(text: str, num_learners: int) -> Kill:
     raise ValueError(
       f"--kill={text}: the restart at {restart} is not after the kill at {when}"
     )
+  if target == plan.SYNCER and restart and restart.unit == "%":
+    raise ValueError(
+      f"--kill={text}: without a syncer the run's share does not grow; give the"
+      " restart of the syncer in seconds"
+    )
   return Kill(
     process=_parse_target(target, text, num_learners),
     when=when,

@@ -10,6 +10,8 @@ from ddiloco_jax.protocol import events, ledger, membership, quorum
 from ddiloco_jax.protocol.state import FragmentState, Reply, Round
 from ddiloco_jax.protocol.turn import Turn
 
+PATIENCE = 3  # Attempts that outliers may take the quorum from.
+
 
 def fault_of(turn: Turn, event: events.Replied) -> tuple[str, str] | None:
   """Why a reply may not be merged: (kind, sentence), or None."""
@@ -93,6 +95,8 @@ def outliers(turn: Turn, r: Round) -> list[tuple[Reply, str]]:
         for other in r.replies
         if other is not reply and other.per_lr == reply.per_lr
       ]
+      if len(known) < 2:
+        continue  # Of two replies, nobody knows which one is wrong.
     factor = turn.rules.outlier_factor
     bound = quorum.outlier_of(reply.scale, known, factor)
     if bound is not None:
@@ -113,6 +117,28 @@ def all_refused(turn: Turn, r: Round) -> None:
     return  # Fewer than could merge: one hostile learner would own the median.
   per_lr = outliers[-1].per_lr
   seed = tuple(o.scale for o in outliers if o.per_lr == per_lr)
+  name = "scales_per_lr" if per_lr else "scales_per_step"
+  fragment = turn.fragments[r.fragment]
+  turn.put_fragment(r.fragment, fragment._replace(**{name: seed}))
+
+
+def starved(turn: Turn, r: Round) -> None:
+  """Outliers took the quorum from one attempt after the other: an alarm.
+
+  What differs that persistently is how these learners are. The median starts
+  anew, with them.
+  """
+  outliers = [refusal for refusal in r.refused if refusal.kind == "outlier"]
+  if r.attempt < PATIENCE or len(r.replies) + len(outliers) < r.quorum:
+    return
+  turn.alarm(
+    "outliers_starve",
+    f"round {r.round} of fragment {r.fragment}: attempt {r.attempt} is given up"
+    f" for {len(outliers)} outliers: {outliers[-1].reason}; the median starts "
+    "anew",
+  )
+  per_lr = outliers[-1].per_lr
+  seed = tuple(x.scale for x in (*r.replies, *outliers) if x.per_lr == per_lr)
   name = "scales_per_lr" if per_lr else "scales_per_step"
   fragment = turn.fragments[r.fragment]
   turn.put_fragment(r.fragment, fragment._replace(**{name: seed}))

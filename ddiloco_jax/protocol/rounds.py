@@ -190,6 +190,8 @@ def give_up(turn: Turn, r: Round, why: str) -> None:
   )
   if r.refused and not r.replies:
     guards.all_refused(turn, r)
+  elif any(refusal.kind == "outlier" for refusal in r.refused):
+    guards.starved(turn, r)
   if turn.end is None:
     _requeue(turn, r)
 

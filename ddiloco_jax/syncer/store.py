@@ -57,7 +57,8 @@ class Store:
       self.checkpoints = checkpoint.Checkpoints(
         str(self.path / "checkpoints"), max_to_keep=max_to_keep
       )
-      self.has_progress = self.checkpoints.latest() is not None
+      self._newest = self.checkpoints.latest()  # Or under way.
+      self.has_progress = self._newest is not None
       self.epoch = self._last_epoch() + 1
       self._check(restore)
       stack.pop_all()
@@ -133,8 +134,9 @@ class Store:
   ) -> None:
     """Starts an asynchronous save, unless these tensors are saved already."""
     step = sum(f.version.n for f in state.fragments)  # Merges so far.
-    if step == self.checkpoints.latest():
+    if step == self._newest:
       return
+    self._newest = step
     self.checkpoints.save(
       step,
       trees=_trees(tensors),

@@ -26,6 +26,7 @@ from tests.support.processes import (
   module,
   overrides,
 )
+from tests.support.served import wait_for
 
 
 def train_to_the_end(run):
@@ -143,6 +144,26 @@ def test_the_command_tells_that_a_run_has_ended(tmp_path):
   assert "t has reached 8" in syncer.said()
   assert "--config.sync.num_syncer_steps=N" in syncer.said()
   assert "Traceback" not in syncer.said()
+
+
+def test_two_saves_of_the_same_merges_are_one(tmp_path):
+  # The first is still being written when the run ends and saves again.
+  theta = {
+    "a": np.zeros((2000, 2000), np.float32),
+    "b": np.zeros(5, np.float32),
+  }
+  cfg = settings(quorum=1, run__checkpoint_every_s=1000.0)
+  shapes = {path: array.shape for path, array in theta.items()}
+  with served_run(cfg, tmp_path / "run", theta=theta) as run:
+    learner = LoopLearner(run.address, "ada", paced(0.02, shapes=shapes))
+    with learners(learner):
+      wait_for(lambda: sum(f.version.n for f in run.status().fragments) >= 3)
+    run.run._save()
+    run.run._save()
+    run.run.store.wait()
+
+    newest = run.run.store.checkpoints.latest()
+    assert newest == sum(f.version.n for f in run.status().fragments)
 
 
 # --- a first start that is refused -------------------------------------------------

@@ -81,7 +81,7 @@ def test_a_run_without_learners_is_an_error():
 
 def test_a_kill_is_read_in_per_cent_and_in_seconds():
   kill = parse_kill("1@33%:66%", 4)
-  other = parse_kill("syncer@20:2.5%", 4)
+  other = parse_kill("syncer@20:25", 4)
 
   assert kill.process == "learner-1"
   assert kill.when == Moment(33, "%")
@@ -89,6 +89,11 @@ def test_a_kill_is_read_in_per_cent_and_in_seconds():
   assert other.process == "syncer"
   assert other.when == Moment(20, "s")
   assert parse_kill("0@5s", 1).restart is None
+
+
+def test_a_syncer_is_not_started_again_at_a_share_of_a_run_that_stands_still():
+  with pytest.raises(ValueError, match="restart of the syncer in seconds"):
+    parse_kill("syncer@20%:40%", 4)
 
 
 @pytest.mark.parametrize(

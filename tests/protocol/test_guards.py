@@ -93,6 +93,32 @@ def test_a_round_that_an_outlier_leaves_below_the_quorum_is_not_merged():
   assert hand.of(events.GiveUp)
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_two_honest_learners_that_differ_do_not_stop_the_run(known):
+  # Norms of 1 to 20, at K = 2: the larger one is no fault, whatever the median.
+  hand = Hand(dataclasses.replace(ALL, quorum=2))
+  names = ("L0", "L1")
+  for name in names:
+    hand.join(name)
+  merges = 0
+  for i in range(40):
+    hand.until_asked(names)
+    ratio = 20.0 if i >= 5 or not known else 1.0
+    hand.reply("L0", norm=1.0)
+    hand.reply("L1", norm=ratio)
+    if any(r.merging for r in hand.state.rounds):
+      merges += ratio > 1
+      hand.merged()
+      for name in names:
+        hand.apply(name)
+    else:
+      hand.tick(ALL.min_deadline_s)
+
+  assert merges >= 10
+  # Said, and not silently repeated: the larger one is beyond a median of ones.
+  assert {a.kind for a in hand.of(events.Alarm)} == {"outliers_starve"}
+
+
 def test_refusing_everybody_is_an_alarm_and_seeds_the_median_anew():
   hand = asked()
   for _ in range(2):
