@@ -88,6 +88,7 @@ def outliers(turn: Turn, r: Round) -> list[tuple[Reply, str]]:
   """
   fragment, found = turn.fragments[r.fragment], []
   for reply in r.replies:
+    factor = turn.rules.outlier_factor
     known = fragment.scales_per_lr if reply.per_lr else fragment.scales_per_step
     if len(known) < quorum.MIN_ACCEPTED:
       known = [
@@ -95,9 +96,8 @@ def outliers(turn: Turn, r: Round) -> list[tuple[Reply, str]]:
         for other in r.replies
         if other is not reply and other.per_lr == reply.per_lr
       ]
-      if len(known) < 2:
-        continue  # Of two replies, nobody knows which one is wrong.
-    factor = turn.rules.outlier_factor
+      if len(known) == 1:
+        factor **= 2  # Of two replies, nobody knows which one is wrong.
     bound = quorum.outlier_of(reply.scale, known, factor)
     if bound is not None:
       found.append((reply, _outlier(reply.scale, reply.per_lr, bound)))
