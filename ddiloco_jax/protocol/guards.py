@@ -7,7 +7,7 @@ its median anew. (arXiv 2604.21428, Sec. 3.1; the guards are ours.)
 import math
 
 from ddiloco_jax.protocol import events, ledger, membership, quorum
-from ddiloco_jax.protocol.state import FragmentState, Reply, Round
+from ddiloco_jax.protocol.state import FragmentState, Refusal, Reply, Round
 from ddiloco_jax.protocol.turn import Turn
 
 PATIENCE = 3  # Attempts that outliers may take the quorum from.
@@ -115,11 +115,7 @@ def all_refused(turn: Turn, r: Round) -> None:
   outliers = [refusal for refusal in r.refused if refusal.kind == "outlier"]
   if len(outliers) < r.quorum:
     return  # Fewer than could merge: one hostile learner would own the median.
-  per_lr = outliers[-1].per_lr
-  seed = tuple(o.scale for o in outliers if o.per_lr == per_lr)
-  name = "scales_per_lr" if per_lr else "scales_per_step"
-  fragment = turn.fragments[r.fragment]
-  turn.put_fragment(r.fragment, fragment._replace(**{name: seed}))
+  _start_median_anew(turn, r, outliers)
 
 
 def starved(turn: Turn, r: Round) -> None:
@@ -137,6 +133,11 @@ def starved(turn: Turn, r: Round) -> None:
     f" for {len(outliers)} outliers: {outliers[-1].reason}; the median starts "
     "anew",
   )
+  _start_median_anew(turn, r, outliers)
+
+
+def _start_median_anew(turn: Turn, r: Round, outliers: list[Refusal]) -> None:
+  """From the replies of a round, those that were outliers included."""
   per_lr = outliers[-1].per_lr
   seed = tuple(x.scale for x in (*r.replies, *outliers) if x.per_lr == per_lr)
   name = "scales_per_lr" if per_lr else "scales_per_step"
