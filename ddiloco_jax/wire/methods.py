@@ -1,4 +1,4 @@
-"""The methods of the service, read from its descriptor, for both sides.
+"""The methods of the services, read from their descriptors, for both sides.
 
 Only messages are generated; a server's method table and a client's calls come
 from here, and with them how each message is turned into bytes.
@@ -15,6 +15,7 @@ from ddiloco_jax.wire import transfer
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Synchronizer"]
+PEER = pb.DESCRIPTOR.services_by_name["Peer"]
 
 _KINDS = {
   (False, False): "unary_unary",
@@ -22,27 +23,33 @@ _KINDS = {
   (True, False): "stream_unary",
   (True, True): "stream_stream",
 }
-_BULK = (pb.PushChunk, pb.FetchChunk)
+_BULK = (pb.PushChunk, pb.FetchChunk, pb.StateChunk)
 
 
-def make_handlers(servicer: Any) -> grpc.GenericRpcHandler:
-  """The service, served by the servicer's methods of the same names."""
+def make_handlers(
+  servicer: Any, service: Any = SERVICE
+) -> grpc.GenericRpcHandler:
+  """A service, served by the servicer's methods of the same names."""
   handlers = {}
-  for method in SERVICE.methods:
+  for method in service.methods:
+    if not hasattr(servicer, method.name):
+      continue  # gRPC answers UNIMPLEMENTED.
     make = getattr(grpc, f"{_kind(method)}_rpc_method_handler")
     handlers[method.name] = make(
       getattr(servicer, method.name),
       request_deserializer=_parser(method.input_type),
       response_serializer=_serializer(method.output_type),
     )
-  return grpc.method_handlers_generic_handler(SERVICE.full_name, handlers)
+  return grpc.method_handlers_generic_handler(service.full_name, handlers)
 
 
-def make_call(channel: grpc.Channel, name: str) -> Callable[..., Any]:
+def make_call(
+  channel: grpc.Channel, name: str, service: Any = SERVICE
+) -> Callable[..., Any]:
   """One method, as a client calls it on a channel."""
-  method = SERVICE.methods_by_name[name]
+  method = service.methods_by_name[name]
   return getattr(channel, _kind(method))(
-    f"/{SERVICE.full_name}/{name}",
+    f"/{service.full_name}/{name}",
     request_serializer=_serializer(method.input_type),
     response_deserializer=_parser(method.output_type),
   )

@@ -1,8 +1,8 @@
 """One fragment's way through a stream: header, chunks, trailer with CRC-32.
 
 Chunks are framed and parsed by hand, byte for byte as protobuf does it: its own
-serializer copies the data once more and costs a third of the speed. Both bulk
-messages have the same three parts. (arXiv 2604.21428, Sec. 3.)
+serializer copies the data once more and costs a third of the speed. All bulk
+messages have these three parts. (arXiv 2604.21428, Sec. 3.)
 """
 
 import threading
@@ -17,11 +17,15 @@ from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError
 
 Chunk = bytes | memoryview
-Message = pb.PushChunk | pb.FetchChunk
+Message = pb.PushChunk | pb.FetchChunk | pb.StateChunk
 Part = Message | Chunk  # Header and trailer as messages, data as it is.
 
 _DATA_TAG = (pb.PushChunk.DATA_FIELD_NUMBER << 3) | 2
-assert pb.FetchChunk.DATA_FIELD_NUMBER == pb.PushChunk.DATA_FIELD_NUMBER
+assert (
+  pb.PushChunk.DATA_FIELD_NUMBER
+  == pb.FetchChunk.DATA_FIELD_NUMBER
+  == pb.StateChunk.DATA_FIELD_NUMBER
+)
 
 
 class Pace:
@@ -65,7 +69,7 @@ def send(
   """The parts of one transfer.
 
   Args:
-    part: PushChunk or FetchChunk.
+    part: PushChunk, FetchChunk or StateChunk.
     header: Its header message.
     chunks: The data, each at most chunk_bytes.
     crc32: Of all data, if it is known already.

@@ -124,21 +124,25 @@ class Run(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[str] = ..., epoch: _Optional[int] = ..., layout: _Optional[_Iterable[_Union[Leaf, _Mapping]]] = ..., layout_digest: _Optional[str] = ..., num_fragments: _Optional[int] = ..., cycle_steps: _Optional[int] = ..., max_open_rounds: _Optional[int] = ..., quorum: _Optional[int] = ..., alpha: _Optional[float] = ..., up_format: _Optional[_Union[Format, str]] = ..., down_format: _Optional[_Union[Format, str]] = ..., chunk_bytes: _Optional[int] = ..., lease_s: _Optional[float] = ..., wait_for_publication: bool = ..., adoption_delay_steps: _Optional[int] = ..., max_ahead: _Optional[int] = ..., num_shards: _Optional[int] = ..., num_syncer_steps: _Optional[int] = ..., settings_json: _Optional[str] = ...) -> None: ...
 
 class LearnerMessage(_message.Message):
-    __slots__ = ("hello", "report", "applied", "goodbye", "heartbeat")
+    __slots__ = ("hello", "report", "applied", "goodbye", "heartbeat", "marker_done", "recovered")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    MARKER_DONE_FIELD_NUMBER: _ClassVar[int]
+    RECOVERED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     report: Report
     applied: Applied
     goodbye: Goodbye
     heartbeat: Heartbeat
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    marker_done: MarkerDone
+    recovered: Recovered
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., marker_done: _Optional[_Union[MarkerDone, _Mapping]] = ..., recovered: _Optional[_Union[Recovered, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "learner_id", "nonce", "layout_digest", "run_id", "takeover", "bases", "max_replies")
+    __slots__ = ("protocol_version", "learner_id", "nonce", "layout_digest", "run_id", "takeover", "bases", "max_replies", "state_address")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     LEARNER_ID_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
@@ -147,6 +151,7 @@ class Hello(_message.Message):
     TAKEOVER_FIELD_NUMBER: _ClassVar[int]
     BASES_FIELD_NUMBER: _ClassVar[int]
     MAX_REPLIES_FIELD_NUMBER: _ClassVar[int]
+    STATE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     learner_id: str
     nonce: str
@@ -155,7 +160,8 @@ class Hello(_message.Message):
     takeover: bool
     bases: _containers.RepeatedCompositeFieldContainer[Version]
     max_replies: int
-    def __init__(self, protocol_version: _Optional[int] = ..., learner_id: _Optional[str] = ..., nonce: _Optional[str] = ..., layout_digest: _Optional[str] = ..., run_id: _Optional[str] = ..., takeover: bool = ..., bases: _Optional[_Iterable[_Union[Version, _Mapping]]] = ..., max_replies: _Optional[int] = ...) -> None: ...
+    state_address: str
+    def __init__(self, protocol_version: _Optional[int] = ..., learner_id: _Optional[str] = ..., nonce: _Optional[str] = ..., layout_digest: _Optional[str] = ..., run_id: _Optional[str] = ..., takeover: bool = ..., bases: _Optional[_Iterable[_Union[Version, _Mapping]]] = ..., max_replies: _Optional[int] = ..., state_address: _Optional[str] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("step", "counts", "positions", "boundaries", "waiting", "exhausted", "metrics")
@@ -214,8 +220,28 @@ class Goodbye(_message.Message):
     reason: str
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
+class MarkerDone(_message.Message):
+    __slots__ = ("snapshot", "saved", "reason")
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    SAVED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    snapshot: int
+    saved: bool
+    reason: str
+    def __init__(self, snapshot: _Optional[int] = ..., saved: bool = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Recovered(_message.Message):
+    __slots__ = ("source", "donor", "reason")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    DONOR_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    donor: str
+    reason: str
+    def __init__(self, source: _Optional[str] = ..., donor: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class SyncerMessage(_message.Message):
-    __slots__ = ("welcome", "pull", "published", "given_up", "ending", "finished", "heartbeat", "t", "step_s")
+    __slots__ = ("welcome", "pull", "published", "given_up", "ending", "finished", "heartbeat", "marker", "shards", "t", "step_s")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     PULL_FIELD_NUMBER: _ClassVar[int]
     PUBLISHED_FIELD_NUMBER: _ClassVar[int]
@@ -223,6 +249,8 @@ class SyncerMessage(_message.Message):
     ENDING_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    MARKER_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
     T_FIELD_NUMBER: _ClassVar[int]
     STEP_S_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
@@ -232,9 +260,11 @@ class SyncerMessage(_message.Message):
     ending: Ending
     finished: Finished
     heartbeat: Heartbeat
+    marker: Marker
+    shards: Shards
     t: int
     step_s: float
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., published: _Optional[_Union[Published, _Mapping]] = ..., given_up: _Optional[_Union[GivenUp, _Mapping]] = ..., ending: _Optional[_Union[Ending, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., t: _Optional[int] = ..., step_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., published: _Optional[_Union[Published, _Mapping]] = ..., given_up: _Optional[_Union[GivenUp, _Mapping]] = ..., ending: _Optional[_Union[Ending, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., marker: _Optional[_Union[Marker, _Mapping]] = ..., shards: _Optional[_Union[Shards, _Mapping]] = ..., t: _Optional[int] = ..., step_s: _Optional[float] = ...) -> None: ...
 
 class FragmentClock(_message.Message):
     __slots__ = ("version", "n0", "merged_n", "merged_round", "merged_attempt")
@@ -251,7 +281,7 @@ class FragmentClock(_message.Message):
     def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., n0: _Optional[int] = ..., merged_n: _Optional[int] = ..., merged_round: _Optional[int] = ..., merged_attempt: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("incarnation", "session_secret", "run_id", "epoch", "clocks", "positions", "reconnect")
+    __slots__ = ("incarnation", "session_secret", "run_id", "epoch", "clocks", "positions", "reconnect", "donor")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SESSION_SECRET_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -259,6 +289,7 @@ class Welcome(_message.Message):
     CLOCKS_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     RECONNECT_FIELD_NUMBER: _ClassVar[int]
+    DONOR_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     session_secret: str
     run_id: str
@@ -266,7 +297,16 @@ class Welcome(_message.Message):
     clocks: _containers.RepeatedCompositeFieldContainer[FragmentClock]
     positions: _containers.RepeatedCompositeFieldContainer[Position]
     reconnect: bool
-    def __init__(self, incarnation: _Optional[int] = ..., session_secret: _Optional[str] = ..., run_id: _Optional[str] = ..., epoch: _Optional[int] = ..., clocks: _Optional[_Iterable[_Union[FragmentClock, _Mapping]]] = ..., positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., reconnect: bool = ...) -> None: ...
+    donor: Donor
+    def __init__(self, incarnation: _Optional[int] = ..., session_secret: _Optional[str] = ..., run_id: _Optional[str] = ..., epoch: _Optional[int] = ..., clocks: _Optional[_Iterable[_Union[FragmentClock, _Mapping]]] = ..., positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., reconnect: bool = ..., donor: _Optional[_Union[Donor, _Mapping]] = ...) -> None: ...
+
+class Donor(_message.Message):
+    __slots__ = ("learner_id", "address")
+    LEARNER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    learner_id: str
+    address: str
+    def __init__(self, learner_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class Pull(_message.Message):
     __slots__ = ("fragment", "round", "attempt")
@@ -321,6 +361,20 @@ class Finished(_message.Message):
     reason: str
     exit_code: int
     def __init__(self, reason: _Optional[str] = ..., exit_code: _Optional[int] = ...) -> None: ...
+
+class Marker(_message.Message):
+    __slots__ = ("snapshot", "clock")
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    snapshot: int
+    clock: _containers.RepeatedCompositeFieldContainer[Version]
+    def __init__(self, snapshot: _Optional[int] = ..., clock: _Optional[_Iterable[_Union[Version, _Mapping]]] = ...) -> None: ...
+
+class Shards(_message.Message):
+    __slots__ = ("positions",)
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    positions: _containers.RepeatedCompositeFieldContainer[Position]
+    def __init__(self, positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ...) -> None: ...
 
 class PushChunk(_message.Message):
     __slots__ = ("header", "data", "trailer")
@@ -413,6 +467,98 @@ class FragmentHeader(_message.Message):
     format: Format
     num_bytes: int
     def __init__(self, fragment: _Optional[int] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., format: _Optional[_Union[Format, str]] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+
+class FetchStateRequest(_message.Message):
+    __slots__ = ("learner_id", "incarnation", "session_secret", "run_id", "donor_id", "clock")
+    LEARNER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SESSION_SECRET_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    DONOR_ID_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    learner_id: str
+    incarnation: int
+    session_secret: str
+    run_id: str
+    donor_id: str
+    clock: _containers.RepeatedCompositeFieldContainer[Version]
+    def __init__(self, learner_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., session_secret: _Optional[str] = ..., run_id: _Optional[str] = ..., donor_id: _Optional[str] = ..., clock: _Optional[_Iterable[_Union[Version, _Mapping]]] = ...) -> None: ...
+
+class StateChunk(_message.Message):
+    __slots__ = ("header", "data", "trailer")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    TRAILER_FIELD_NUMBER: _ClassVar[int]
+    header: StateHeader
+    data: bytes
+    trailer: Trailer
+    def __init__(self, header: _Optional[_Union[StateHeader, _Mapping]] = ..., data: _Optional[bytes] = ..., trailer: _Optional[_Union[Trailer, _Mapping]] = ...) -> None: ...
+
+class StateHeader(_message.Message):
+    __slots__ = ("donor_id", "step", "clock", "leaves", "num_bytes")
+    DONOR_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    LEAVES_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    donor_id: str
+    step: int
+    clock: _containers.RepeatedCompositeFieldContainer[Version]
+    leaves: _containers.RepeatedCompositeFieldContainer[StateLeaf]
+    num_bytes: int
+    def __init__(self, donor_id: _Optional[str] = ..., step: _Optional[int] = ..., clock: _Optional[_Iterable[_Union[Version, _Mapping]]] = ..., leaves: _Optional[_Iterable[_Union[StateLeaf, _Mapping]]] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+
+class StateLeaf(_message.Message):
+    __slots__ = ("path", "dtype", "shape")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, path: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class DrainReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class TakeSnapshotRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class TakeSnapshotReply(_message.Message):
+    __slots__ = ("snapshot", "path", "clock", "learners", "skipped")
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    LEARNERS_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    snapshot: int
+    path: str
+    clock: _containers.RepeatedCompositeFieldContainer[Version]
+    learners: _containers.RepeatedScalarFieldContainer[str]
+    skipped: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, snapshot: _Optional[int] = ..., path: _Optional[str] = ..., clock: _Optional[_Iterable[_Union[Version, _Mapping]]] = ..., learners: _Optional[_Iterable[str]] = ..., skipped: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class EvictRequest(_message.Message):
+    __slots__ = ("learner_id", "reason")
+    LEARNER_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    learner_id: str
+    reason: str
+    def __init__(self, learner_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class EvictReply(_message.Message):
+    __slots__ = ("incarnation",)
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    def __init__(self, incarnation: _Optional[int] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()
