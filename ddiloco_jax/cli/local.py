@@ -62,12 +62,19 @@ def make_parser() -> argparse.ArgumentParser:
     action="store_true",
     help="go on with the run that is in --run_dir",
   )
+  add(
+    "--record_payloads",
+    action="store_true",
+    help="keep what a replay of the tensors needs (cli.replay --theta)",
+  )
   return parser
 
 
 def main(argv: list[str] | None = None) -> int:
   parser = make_parser()
   flags, overrides = parser.parse_known_args(argv)
+  if flags.record_payloads:
+    overrides.append("--config.run.record_payloads=true")
   run_dir = flags.run_dir or local.default_run_dir(flags.config)
   screen = local.Screen(Console(soft_wrap=True))
   try:

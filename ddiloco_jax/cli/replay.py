@@ -1,43 +1,91 @@
-"""Replays a run's tape: re-steps the protocol and checks every decision.
+"""Replays a run from its tapes, and checks that it comes out the same.
 
   python -m ddiloco_jax.cli.replay RUN/tape.jsonl
+  python -m ddiloco_jax.cli.replay RUN --theta --out=DIR
+
+Without flags it re-steps the protocol over a tape, or over all of a run's, and
+checks every decision. With --theta it also does every merge again, from the
+replies of a run with --record_payloads, and compares every version bit by bit.
 
 Exit codes: 0 the replay is equal, also if the last line is torn; 1 it differs
-(the line is named); 2 the file is missing, damaged, or no tape.
+(the line, or the first version, is named), or not all of it was recorded; 2 the
+file is missing, damaged, or no tape.
 """
 
 import argparse
 import json
+import pathlib
 import sys
+from typing import Any
 
 from ddiloco_jax.protocol import machine, tape
+from ddiloco_jax.report.chronicle import tapes_of
 
 
-def main(arguments: list[str] | None = None) -> int:
+def make_parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(
     prog="ddiloco-replay",
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
-  parser.add_argument("tape", help="tape.jsonl of a run directory")
-  parser.add_argument(
-    "--json", action="store_true", help="print one JSON object instead"
+  add = parser.add_argument
+  add("tape", type=pathlib.Path, help="a run's directory, or one tape.jsonl")
+  add("--json", action="store_true", help="print one JSON object a tape")
+  add("--theta", action="store_true", help="do every merge again, too")
+  add(
+    "--out",
+    type=pathlib.Path,
+    metavar="DIR",
+    help="with --theta: write the parameters to DIR/params.npz",
   )
+  return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+  parser = make_parser()
   flags = parser.parse_args(arguments)
+  if flags.out and not flags.theta:
+    parser.error("--out writes what --theta replays: give both")
+  if flags.theta and not flags.tape.is_dir():
+    parser.error(f"--theta needs a run's directory, and {flags.tape} is none")
   try:
-    result = tape.replay(flags.tape)
+    paths = tapes_of(flags.tape) if flags.tape.is_dir() else [flags.tape]
+    code = 0
+    for path in paths:
+      code = max(code, _replay(path, flags.json))
+    if flags.theta and not code:
+      code = _replay_theta(flags.tape, flags.out, flags.json)
   except OSError as error:
     print(
-      f"cannot read {flags.tape}: {error.strerror}; give the tape.jsonl of a "
-      "run directory",
+      f"cannot read {error.filename or flags.tape}: {error.strerror}; give the"
+      " tape.jsonl of a run directory",
       file=sys.stderr,
     )
     return 2
-  except tape.TapeError as error:
+  except ValueError as error:
     print(error, file=sys.stderr)
     return 2
-  print(_as_json(result) if flags.json else _as_text(result))
+  return code
+
+
+def _replay(path: pathlib.Path, as_json: bool) -> int:
+  result = tape.replay(path)
+  print(_as_json(result) if as_json else _as_text(result))
   return 1 if result.faults else 0
+
+
+def _replay_theta(
+  run_dir: pathlib.Path, out: pathlib.Path | None, as_json: bool
+) -> int:
+  from ddiloco_jax.launch import arrays, replaying  # They load JAX.
+
+  replay = replaying.ThetaReplay(run_dir)
+  for _ in replay.versions():
+    pass
+  if out is not None and replay.theta:
+    arrays.save_arrays(out / "params.npz", replay.theta)
+  print(_theta_json(replay) if as_json else _theta_text(replay))
+  return 1 if replay.faults or replay.gaps else 0
 
 
 def _as_json(result: tape.ReplayResult) -> str:
@@ -73,6 +121,34 @@ def _as_text(result: tape.ReplayResult) -> str:
   lines += [f"DIFFERS: {fault}" for fault in result.faults]
   if not result.faults:
     lines.append("equal: every decision is the one on the tape")
+  return "\n".join(lines)
+
+
+def _theta_json(replay: Any) -> str:
+  values = {
+    "equal": not (replay.faults or replay.gaps),
+    "faults": replay.faults,
+    "gaps": replay.gaps,
+    "notes": replay.notes,
+    "num_epochs": replay.num_epochs,
+    "num_merges": replay.num_merges,
+    "num_compared": replay.num_compared,
+    "num_checkpoints": replay.num_checkpoints,
+  }
+  return json.dumps(values, allow_nan=False)
+
+
+def _theta_text(replay: Any) -> str:
+  lines = [
+    f"{replay.num_merges} merges of {replay.num_epochs} epoch(s) done again;"
+    f" {replay.num_compared} digests and {replay.num_checkpoints} checkpoints"
+    " compared",
+    *(f"note: {note}" for note in replay.notes),
+    *(f"DIFFERS: {fault}" for fault in replay.faults),
+    *(f"LACKS: {gap}" for gap in replay.gaps),
+  ]
+  if not (replay.faults or replay.gaps):
+    lines.append("equal: every version has the bits of the run's own")
   return "\n".join(lines)
 
 

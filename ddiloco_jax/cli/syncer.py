@@ -7,6 +7,7 @@ does. Exit codes: 0 the run ended well, 1 failure, 2 bad usage or config, 4 too
 few learners for sync.quorum_timeout_s, 6 address or directory in use.
 """
 
+import dataclasses
 import logging
 import pathlib
 
@@ -31,6 +32,11 @@ _ARRAYS = flags.DEFINE_string(
   None,
   "An .npz of arrays named by tree path: Theta 0 of a model that is not ours.",
 )
+_RECORD_PAYLOADS = flags.DEFINE_bool(
+  "record_payloads",
+  False,
+  "Keep what a replay of the tensors needs; run.record_payloads.",
+)
 config.define_flag()
 
 
@@ -40,6 +46,9 @@ def main() -> int:
 
   with exits.edge():
     cfg = config.parsed()
+    if _RECORD_PAYLOADS.value:
+      run = dataclasses.replace(cfg.run, record_payloads=True)
+      cfg = dataclasses.replace(cfg, run=run)
     theta = arrays.load_arrays(_ARRAYS.value) if _ARRAYS.value else None
   run_dir = pathlib.Path(_RUN_DIR.value or cfg.run.directory)
   stop = process.stop_on_signals()

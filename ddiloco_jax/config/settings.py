@@ -40,6 +40,8 @@ class RunConfig:
       checkpoints; 0 for none on the way.
     checkpoint_every_s: Time between two checkpoints of the syncer.
     max_to_keep: Checkpoints kept.
+    record_payloads: Keep what a replay of the tensors needs: at the syncer the
+      merged replies, at learners what each step was taken with.
     connect_timeout_s: How long a learner looks for its syncer at the start.
     max_solo_s: How long a joined learner goes on without one.
   """
@@ -54,6 +56,7 @@ class RunConfig:
   checkpoint_every_steps: int = 0
   checkpoint_every_s: float = 60.0
   max_to_keep: int = 3
+  record_payloads: bool = False
   connect_timeout_s: float = 120.0
   max_solo_s: float = 3600.0
 

@@ -20,6 +20,7 @@ SYNCER_OWNED = (
   "wire.up_format",
   "wire.down_format",
   "wire.chunk_bytes",
+  "run.record_payloads",
 )
 
 

@@ -1,8 +1,9 @@
-"""Parameters to start from, out of a file: a model that is not ours."""
+"""Parameters as a file of arrays by tree path, into which no model is written."""
 
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -29,6 +30,14 @@ def load_arrays(path: str) -> dict[str, np.ndarray]:
       " floating arrays, named by tree path, as numpy.savez writes it."
     ) from error
   return arrays
+
+
+def save_arrays(path: Path, parts: Iterable[Mapping[str, np.ndarray]]) -> None:
+  """Writes fragments as one .npz that `load_arrays` reads."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  arrays = {name: array for part in parts for name, array in part.items()}
+  with path.open("wb") as file:
+    np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
 
 
 def _check_arrays(arrays: Mapping[str, Any]) -> None:

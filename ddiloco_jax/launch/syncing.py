@@ -6,7 +6,6 @@ use it in process, `cli/syncer.py` behind a gRPC server.
 
 import contextlib
 import functools
-import importlib.metadata
 import json
 import logging
 import pathlib
@@ -20,11 +19,12 @@ import optax
 
 from ddiloco_jax import config
 from ddiloco_jax.algorithm import fragments, outer
-from ddiloco_jax.launch import exits, starting
+from ddiloco_jax.launch import exits, provenance, starting
 from ddiloco_jax.models import transformer
 from ddiloco_jax.protocol import events, machine, tape
 from ddiloco_jax.syncer import server
 from ddiloco_jax.syncer.merger import Merger
+from ddiloco_jax.syncer.payloads import PayloadWriter
 from ddiloco_jax.syncer.store import Store
 from ddiloco_jax.syncer.syncer import Syncer
 from ddiloco_jax.training import metrics
@@ -33,7 +33,6 @@ _log = logging.getLogger(__name__)
 _STOP_GRACE_S = 2.0  # For the last words of open calls.
 _SAY_WAIT_S = 2.0  # A wait that lasts as long is logged.
 _OTHER_CALLS = 8  # Those who watch a run hold one each.
-_LIBRARIES = ("jax", "jaxlib", "numpy", "optax")
 
 
 class SyncerRun:
@@ -76,6 +75,9 @@ class SyncerRun:
         start = starting.make_start(cfg, layout, params, tx, self.store)
         self._begin(cfg, start)
         stack.callback(self._metrics.close)
+        self._payloads = self._make_payloads(cfg, start)
+        if self._payloads is not None:
+          stack.callback(self._payloads.close)
       self.syncer = self._make_syncer(cfg, start, tx)
       stack.callback(lambda: self._tape.close(self.syncer.close()))
       self._save()
@@ -120,10 +122,28 @@ class SyncerRun:
     self.store.begin()
     (self.store.path / "config.json").write_text(config.to_json(cfg))
     head = tape.header(
-      start.state, run_id=start.spec.run_id, libraries=_versions()
+      start.state,
+      run_id=start.spec.run_id,
+      machine_type=provenance.machine_type(),
+      libraries=provenance.libraries(),
+      settings=self._record["config"],
     )
     self._tape = tape.TapeWriter(self.store.tape, head)
     self._metrics = metrics.MetricsWriter(self.store.path / "metrics.jsonl")
+
+  def _make_payloads(
+    self, cfg: config.Config, start: starting.Start
+  ) -> PayloadWriter | None:
+    if not cfg.run.record_payloads:
+      return None
+    return PayloadWriter(
+      self.store.path / "payloads",
+      start.state.epoch,
+      provenance.name_tensors(start.tensors),
+      lambda reason: self._metrics.write(
+        {"what": "payloads_stopped", "reason": reason}
+      ),
+    )
 
   def _make_syncer(
     self,
@@ -140,6 +160,7 @@ class SyncerRun:
       tx,
       cfg.merge,
       cfg.wire.down_format,
+      record=self._payloads.write if self._payloads else None,
     )
     start = time.monotonic() - state.now
     return Syncer(
@@ -269,7 +290,3 @@ def _metrics_line(effect: events.Effect) -> dict[str, Any] | None:
     case events.GiveUp() | events.Alarm() | events.Ending() | events.Finished():
       return {"what": type(effect).__name__.lower(), "reason": effect.reason}
   return None
-
-
-def _versions() -> dict[str, str]:
-  return {name: importlib.metadata.version(name) for name in _LIBRARIES}

@@ -197,11 +197,16 @@ class Replied(LearnerEvent):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Merged(Event):
-  """The merge worker has the new bytes of a fragment ready to serve."""
+  """The merge worker has the new bytes of a fragment ready to serve.
+
+  Attributes:
+    digest: Of the new Theta, float32; see `algorithm.digest`.
+  """
 
   fragment: int
   round: int
   version: Version
+  digest: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,8 @@ class Head:
   libraries: dict[str, str]
   rules: Rules
   start: dict[str, Any]
+  machine: str = ""
+  settings: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

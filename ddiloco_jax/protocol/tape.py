@@ -34,14 +34,27 @@ class TapeError(ValueError):
 
 
 def header(
-  state: State, *, run_id: str = "", libraries: dict[str, str] | None = None
+  state: State,
+  *,
+  run_id: str = "",
+  machine_type: str = "",
+  libraries: dict[str, str] | None = None,
+  settings: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-  """The first line of an epoch: all that its replay starts from."""
+  """The first line of an epoch: all that its replay starts from.
+
+  Args:
+    machine_type: Where the tensors are merged; bits may differ on another.
+    libraries: Versions of those that do it.
+    settings: The run's, as JSON values.
+  """
   return {
     "tape": FORMAT,
     "run_id": run_id,
     "epoch": state.epoch,
+    "machine": machine_type,
     "libraries": libraries or {},
+    "settings": settings or {},
     "rules": saved.encode(state.rules),
     "start": machine.save(state),
   }
@@ -169,6 +182,7 @@ class Reader:
     start: The state that the newest epoch began with.
     state: The newest state.
     run_id: As the newest header says.
+    head: The newest header.
     num_epochs: Headers so far.
     fault: How an end line differs from what was read; "" if none does.
     torn: The last line is not whole, or the first was never written.
@@ -180,6 +194,7 @@ class Reader:
     self.start: State | None = None
     self.state: State | None = None
     self.run_id = ""
+    self.head: Head | None = None
     self.num_epochs = 0
     self.fault = ""
     self.torn = False
@@ -231,7 +246,7 @@ class Reader:
       )
     head = saved.decode(Head, values)
     self.state = self.start = machine.load(head.rules, head.start)
-    self.run_id, self.closed = head.run_id, False
+    self.head, self.run_id, self.closed = head, head.run_id, False
     self.num_epochs += 1
     self._num_events = 0
 

@@ -7,6 +7,7 @@ have passed, and kept until the machine says what becomes of it. (arXiv
 
 import time
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,7 +15,20 @@ from ddiloco_jax.protocol import events
 from ddiloco_jax.wire.status import ServiceError
 
 _PROGRESS_S = 1.0  # At most one progress event a second per reply.
-Delta = dict[str, np.ndarray]
+
+
+class Reply(NamedTuple):
+  """A reply's tensors.
+
+  Attributes:
+    delta: Path -> float32 array.
+    format: That it was received in.
+    data: As it was received; empty unless payloads are recorded.
+  """
+
+  delta: dict[str, np.ndarray]
+  format: str
+  data: bytes | bytearray
 
 
 class Inbox:
@@ -22,7 +36,7 @@ class Inbox:
   and a key has one owner at a time."""
 
   def __init__(self):
-    self._deltas: dict[events.ReplyKey, Delta] = {}
+    self._replies: dict[events.ReplyKey, Reply] = {}
     self._uploads: dict[tuple[str, int], object] = {}
     self.num_bytes = 0  # Received so far, for the status.
 
@@ -66,17 +80,17 @@ class Inbox:
     self.num_bytes += size
     return buffer
 
-  def keep(self, key: events.ReplyKey, delta: Delta) -> bool:
+  def keep(self, key: events.ReplyKey, reply: Reply) -> bool:
     """Keeps a reply's tensors; False if this reply is kept already."""
-    return self._deltas.setdefault(key, delta) is delta
+    return self._replies.setdefault(key, reply) is reply
 
-  def take(self, key: events.ReplyKey) -> Delta:
+  def take(self, key: events.ReplyKey) -> Reply:
     """Hands a reply over to the merge."""
-    return self._deltas.pop(key)
+    return self._replies.pop(key)
 
   def free(self, key: events.ReplyKey) -> None:
     """Forgets a reply, if it is kept."""
-    self._deltas.pop(key, None)
+    self._replies.pop(key, None)
 
 
 def _length_error(

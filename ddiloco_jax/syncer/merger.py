@@ -12,18 +12,21 @@ import dataclasses
 import queue
 import threading
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import optax
 
 from ddiloco_jax.algorithm import merge, outer
+from ddiloco_jax.algorithm.digest import digest
 from ddiloco_jax.algorithm.fragments import Layout
 from ddiloco_jax.protocol import events
+from ddiloco_jax.syncer.inbox import Reply
 from ddiloco_jax.wire import codec
 
 NUM_KEPT = 2  # Published versions that can be fetched (wire: FetchFragment).
+Record = Callable[[events.Merge, Sequence[Reply]], object]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,6 +60,8 @@ class Merger:
     down_format: Of ordinary publications.
     done: Called with a `Merged` event after each merge, on the worker.
     failed: Called with what ended the worker, on the worker.
+    record: Called with each merge before it is done, on the worker; then the
+      replies must hold the bytes that were received.
   """
 
   def __init__(
@@ -69,6 +74,7 @@ class Merger:
     down_format: str,
     done: Callable[[events.Merged], object],
     failed: Callable[[BaseException], None],
+    record: Record | None = None,
   ):
     self._layout = layout
     self._tx = tx
@@ -76,6 +82,7 @@ class Merger:
     self._format = down_format
     self._done = done
     self._failed = failed
+    self._record = record
     self._outer = list(tensors.outer)
     self._kept: list[collections.deque[Published]] = [
       collections.deque([self._encode(p, version, theta)], maxlen=NUM_KEPT)
@@ -87,11 +94,14 @@ class Merger:
     )
     self._thread.start()
 
-  def merge(
-    self, effect: events.Merge, deltas: list[dict[str, np.ndarray]]
-  ) -> None:
-    """Queues a merge; the deltas belong to the worker from now on."""
-    self._work.put((effect, deltas))
+  @property
+  def records(self) -> bool:
+    """Whether replies must hold the bytes that were received."""
+    return self._record is not None
+
+  def merge(self, effect: events.Merge, replies: list[Reply]) -> None:
+    """Queues a merge; the replies belong to the worker from now on."""
+    self._work.put((effect, replies))
 
   def snapshot(self, save: Callable[[], Any]) -> tuple[Tensors, Any]:
     """The tensors between two merges, and what `save` returns there."""
@@ -144,18 +154,23 @@ class Merger:
       outer.step(self._tx, theta, zeros, self._outer[p])
     return self._work.get()
 
-  def _merge(
-    self, effect: events.Merge, deltas: list[dict[str, np.ndarray]]
-  ) -> events.Merged:
+  def _merge(self, effect: events.Merge, replies: list[Reply]) -> events.Merged:
     p = effect.fragment
-    accumulator = merge.Accumulator(self._layout.fragment(p), self._cfg)
-    for item in effect.inputs:
-      accumulator.add(deltas.pop(0), item.weight)
+    if self._record is not None:
+      self._record(effect, replies)
+    deltas = [reply.delta for reply in replies]
+    replies.clear()
+    merged = merge_deltas(self._layout, self._cfg, effect, deltas)
     theta, self._outer[p] = outer.step(
-      self._tx, self._kept[p][-1].theta, accumulator.result(), self._outer[p]
+      self._tx, self._kept[p][-1].theta, merged, self._outer[p]
     )
     self._kept[p].append(self._encode(p, effect.version, theta))
-    return events.Merged(fragment=p, round=effect.round, version=effect.version)
+    return events.Merged(
+      fragment=p,
+      round=effect.round,
+      version=effect.version,
+      digest=digest(theta),
+    )
 
   def _tensors(self) -> Tensors:
     return Tensors(
@@ -172,3 +187,20 @@ class Merger:
     fmt = fmt or self._format
     data = codec.encode(theta, self._layout.fragment(fragment), fmt)
     return Published(version, dict(theta), fmt, data, zlib.crc32(data))
+
+
+def merge_deltas(
+  layout: Layout,
+  cfg: merge.MergeConfig,
+  effect: events.Merge,
+  deltas: list[dict[str, np.ndarray]],
+) -> dict[str, np.ndarray]:
+  """The merged delta of a round, for whoever merges, first or again.
+
+  Args:
+    deltas: In the order of `effect.inputs`; emptied as they are added.
+  """
+  accumulator = merge.Accumulator(layout.fragment(effect.fragment), cfg)
+  for item in effect.inputs:
+    accumulator.add(deltas.pop(0), item.weight)
+  return accumulator.result()

@@ -16,7 +16,7 @@ from ddiloco_jax.algorithm import merge
 from ddiloco_jax.protocol import check, events, machine, status
 from ddiloco_jax.syncer import checks, notices
 from ddiloco_jax.syncer.control import Control
-from ddiloco_jax.syncer.inbox import Inbox
+from ddiloco_jax.syncer.inbox import Inbox, Reply
 from ddiloco_jax.syncer.merger import Merger, Tensors
 from ddiloco_jax.wire import codec, port
 from ddiloco_jax.wire.status import ServiceError
@@ -230,8 +230,8 @@ class Syncer:
         error = ServiceError("ABORTED", effect.reason)
         self._end((learner, incarnation), error)
       case events.Merge():
-        deltas = [self._inbox.take(item.key) for item in effect.inputs]
-        self._merger.merge(effect, deltas)
+        replies = [self._inbox.take(item.key) for item in effect.inputs]
+        self._merger.merge(effect, replies)
       case events.Free(key=key):
         self._inbox.free(key)
       case events.Finished():
@@ -302,9 +302,11 @@ class Syncer:
       lr_sum=header.lr_sum,
       positions=header.positions,
     )
+    data = buffer if self._merger.records else b""
+    reply = Reply(delta, header.format, data)
     with self._lock:  # A merge may follow at once: the tensors come first.
       self._check(event)
-      fresh = self._inbox.keep(key, delta)
+      fresh = self._inbox.keep(key, reply)
       result = _outcome(key, self._feed(event))
       assert result, f"the machine said nothing of reply {key}"
       if fresh and result.outcome not in _KEPT:

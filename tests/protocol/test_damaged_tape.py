@@ -142,13 +142,21 @@ def test_a_damaged_header_is_named(change, words, lines, tmp_path, capsys):
 
 
 def test_what_cannot_be_read_is_said_in_one_line(tmp_path, capsys):
-  for path in (tmp_path, tmp_path / "none", tmp_path / "none" / "tape.jsonl"):
+  for path in (tmp_path / "none", tmp_path / "none" / "tape.jsonl"):
     assert replay.main([str(path)]) == 2
 
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert f"cannot read {path}: " in err
     assert "give the tape.jsonl of a run directory" in err
+
+
+def test_a_directory_without_a_tape_is_said_in_one_line(tmp_path, capsys):
+  assert replay.main([str(tmp_path)]) == 2
+
+  out, err = capsys.readouterr()
+  assert (out, err.count("\n")) == ("", 1)
+  assert f"{tmp_path} has no tape.jsonl" in err
 
 
 @pytest.mark.parametrize("data", [b"", b"\x7fELF\x02\x01\x00", b'{"tape":1'])

@@ -1,0 +1,254 @@
+"""Does every merge of a run again, as its tapes say, and compares bit for bit.
+
+A merge goes through the code that the syncer's merge worker goes through, with
+the recorded replies, in the taped order and with the taped weights. What is
+compared: the digest of every version with the one on the tape, the tensors that
+each epoch began with, and the checkpoints. (arXiv 2604.21428, App.)
+"""
+
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from ddiloco_jax import config
+from ddiloco_jax.algorithm import fragments, outer
+from ddiloco_jax.algorithm.digest import digest
+from ddiloco_jax.launch import provenance
+from ddiloco_jax.protocol import events, machine, tape
+from ddiloco_jax.report.chronicle import tapes_of
+from ddiloco_jax.syncer.merger import merge_deltas
+from ddiloco_jax.syncer.payloads import PayloadReader
+from ddiloco_jax.training.checkpoint import Checkpoints
+from ddiloco_jax.wire import codec
+
+Name = tuple[int, events.Version]  # A fragment and its version.
+
+
+class Replayed(NamedTuple):
+  """A version of a fragment, done again; `theta` is read only."""
+
+  fragment: int
+  version: events.Version
+  theta: Mapping[str, np.ndarray]
+
+
+class ThetaReplay:
+  """Walks through a run's versions, in the order of its tapes.
+
+  Args:
+    run_dir: Of a run that was started with `record_payloads`.
+
+  Attributes:
+    num_merges: Done again so far.
+    num_compared: Of them, those whose digest was on the tape.
+    num_checkpoints: Compared.
+    num_epochs: Done again so far.
+    faults: Sentences; what differs. The first one ends the walk.
+    gaps: Sentences; what cannot be done again, as it was not recorded.
+    notes: Sentences; another machine, other libraries.
+    theta: Per fragment, as far as was walked.
+  """
+
+  def __init__(self, run_dir: pathlib.Path):
+    self.run_dir = run_dir
+    self.num_merges = self.num_compared = 0
+    self.num_checkpoints = self.num_epochs = 0
+    self.faults: list[str] = []
+    self.gaps: list[str] = []
+    self.notes: list[str] = []
+    self.theta: list[Mapping[str, np.ndarray]] = []
+    self._outer: list[Any] = []
+    self._names: dict[Name, tuple[str, str]] = {}  # Digests: Theta, outer.
+    self._payloads: PayloadReader | None = None
+    self._lost: set[int] = set()  # Fragments that cannot go on in this epoch.
+    self._state: machine.State | None = None
+    self._tapes = tapes_of(run_dir)
+
+  def versions(self) -> Iterator[Replayed]:
+    """Every version that an epoch began with, or merged.
+
+    Raises:
+      TapeError: a tape is damaged before its last line.
+      DamagedPayload: a payload file is.
+      ValueError: a tape's settings, or tensors that are not theirs.
+    """
+    for path in self._tapes:
+      yield from self._walk(path)
+      if self.faults:
+        return
+    self._compare_checkpoints()
+
+  def _walk(self, path: pathlib.Path) -> Iterator[Replayed]:
+    reader = tape.Reader(path)
+    try:
+      for line in reader.lines():
+        yield from self._begin(reader)
+        if line.fault:
+          self.faults.append(f"{path.name}, {line.fault}")
+        elif not self.faults:
+          yield from self._do(path.name, line)
+        if self.faults:
+          return
+    except tape.TapeError:
+      if reader.start is not None or not reader.torn:
+        raise
+      return  # A syncer that was killed as it started: no epoch began.
+    yield from self._begin(reader)
+    if reader.fault:
+      self.faults.append(f"{path.name}, {reader.fault}")
+
+  def _begin(self, reader: tape.Reader) -> Iterator[Replayed]:
+    """Starts an epoch from its recorded tensors; again: does nothing."""
+    head, state = reader.head, reader.start
+    assert head is not None
+    assert state is not None
+    if state is self._state:
+      return
+    self._state, self._lost = state, set()
+    self._payloads = PayloadReader(self.run_dir / "payloads", head.epoch)
+    if not self._payloads.has_start:
+      self._payloads = None
+      self.gaps.append(f"epoch {head.epoch} was run without --record_payloads")
+      return
+    cfg = config.freeze(head.settings)
+    self._note(provenance.differences(head.machine, head.libraries))
+    start = self._payloads.start()
+    self._layout = _layout_of(cfg, start)
+    self._cfg, self._tx = cfg.merge, outer.make_outer(cfg.outer)
+    self.theta, self._outer = _tensors_of(start, self._layout, self._tx)
+    for p, fragment in enumerate(state.fragments):
+      was = self._names.get((p, fragment.version))
+      yield self._keep(p, fragment.version)
+      if was != self._names[p, fragment.version] and (was or self.num_epochs):
+        self._say_start(head.epoch, p, fragment.version, bool(was))
+    self.num_epochs += 1
+
+  def _say_start(
+    self, epoch: int, p: int, version: events.Version, is_known: bool
+  ) -> None:
+    where = f"epoch {epoch} began with {_describe(p, version)}"
+    if is_known:
+      self.faults.append(f"{where}, of other bits than the replay gives")
+    elif not self.gaps:
+      self.faults.append(f"{where}, which no tape before has a merge of")
+
+  def _do(self, tape_name: str, line: tape.Line) -> Iterator[Replayed]:
+    if isinstance(line.event, events.Merged):
+      self._compare(f"{tape_name}, line {line.number}", line.event)
+    for effect in line.effects:
+      if isinstance(effect, events.Merge) and self._payloads is not None:
+        yield from self._merge(self._payloads, effect)
+
+  def _merge(
+    self, payloads: PayloadReader, effect: events.Merge
+  ) -> Iterator[Replayed]:
+    p = effect.fragment
+    leaves = self._layout.fragment(p)
+    deltas = []
+    for item in effect.inputs:
+      recorded = payloads.get(item.key)
+      if recorded is None:
+        self._lost.add(p)
+        return
+      deltas.append(codec.decode(recorded.data, leaves, recorded.format))
+    merged = merge_deltas(self._layout, self._cfg, effect, deltas)
+    self.theta[p], self._outer[p] = outer.step(
+      self._tx, self.theta[p], merged, self._outer[p]
+    )
+    self.num_merges += 1
+    yield self._keep(p, effect.version)
+
+  def _compare(self, where: str, event: events.Merged) -> None:
+    """Compares what was published with the same version done again."""
+    what = _describe(event.fragment, event.version)
+    if self._payloads is None:
+      return
+    if event.fragment in self._lost:
+      self._payloads = None  # One sentence an epoch is enough.
+      self.gaps.append(
+        f"{where}: {what} was published, and its replies were not recorded"
+      )
+      return
+    found, _ = self._names[event.fragment, event.version]
+    if event.digest and found != event.digest:
+      self.faults.append(
+        f"{where}: {what} has the digest {found} done again, and"
+        f" {event.digest} on the tape"
+      )
+    self.num_compared += bool(event.digest)
+
+  def _keep(self, p: int, version: events.Version) -> Replayed:
+    state = dict(provenance.outer_leaves(self._outer[p]))
+    self._names[p, version] = digest(self.theta[p]), digest(state)
+    return Replayed(p, version, self.theta[p])
+
+  def _note(self, notes: tuple[str, ...]) -> None:
+    self.notes += [note for note in notes if note not in self.notes]
+
+  def _compare_checkpoints(self) -> None:
+    """Compares what was saved of the versions that were done again."""
+    directory = self.run_dir / "checkpoints"
+    if self._state is None or not directory.exists():
+      return
+    with Checkpoints(directory, read_only=True) as saved:
+      for step in saved.steps():
+        record = saved.records(step)["state"]
+        params = fragments.flatten(saved.restore(step)["params"])
+        self._compare_saved(step, record, params)
+
+  def _compare_saved(
+    self, step: int, record: dict[str, Any], params: Mapping[str, Any]
+  ) -> None:
+    assert self._state is not None
+    state = machine.load(self._state.rules, record)
+    for p, fragment in enumerate(state.fragments):
+      name = p, fragment.version
+      leaves = self._layout.fragment(p)
+      found = digest({leaf.path: params[leaf.path] for leaf in leaves})
+      if name in self._names and found != self._names[name][0]:
+        self.faults.append(
+          f"checkpoint {step}: {_describe(*name)} is of other bits than the"
+          " replay gives"
+        )
+    self.num_checkpoints += 1
+
+
+def _layout_of(
+  cfg: config.Config, start: Mapping[str, np.ndarray]
+) -> fragments.Layout:
+  thetas = provenance.named(start, "theta")
+  params = {path: x for part in thetas.values() for path, x in part.items()}
+  return fragments.make_layout(
+    fragments.shapes_of(params),
+    cfg.fragments.kind,
+    cfg.fragments.num_fragments,
+  )
+
+
+def _tensors_of(
+  start: Mapping[str, np.ndarray],
+  layout: fragments.Layout,
+  tx: optax.GradientTransformation,
+) -> tuple[list[Mapping[str, np.ndarray]], list[Any]]:
+  """Theta and outer states out of what `name_tensors` made."""
+  thetas = provenance.named(start, "theta")
+  states = provenance.named(start, "outer")
+  theta: list[Mapping[str, np.ndarray]] = [
+    thetas[p] for p in range(layout.num_fragments)
+  ]
+  outers = []
+  for p, part in enumerate(theta):
+    tree = jax.tree.structure(outer.init(tx, part))
+    leaves = states.get(p, {})
+    outers.append(
+      jax.tree.unflatten(tree, [leaves[str(i)] for i in range(len(leaves))])
+    )
+  return theta, outers
+
+
+def _describe(p: int, version: events.Version) -> str:
+  return f"version {version.n} (epoch {version.epoch}) of fragment {p}"

@@ -1,0 +1,258 @@
+"""A run's tapes and payloads give its Theta again, bit for bit."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from ddiloco_jax.cli import replay
+from ddiloco_jax.launch import arrays, replaying
+from ddiloco_jax.protocol import events
+from ddiloco_jax.syncer import payloads
+from ddiloco_jax.syncer.inbox import Reply
+from tests.support.over_grpc import (
+  LoopLearner,
+  learners,
+  paced,
+  served_run,
+  settings,
+)
+from tests.support.served import wait_for
+
+
+def recorded(run_dir, num_merges=6, restore=False, **extra):
+  """A run of two learners over gRPC, up to so many merges of each fragment."""
+  cfg = settings(
+    quorum=1,
+    run__record_payloads=True,
+    wire__up_format="bfloat16",
+    outer__momentum=0.5,
+    outer__learning_rate=0.7,
+    **extra,
+  )
+  with served_run(cfg, run_dir, restore=restore) as run:
+    ada = LoopLearner(run.address, "ada", paced(0.01, target=1.0))
+    bob = LoopLearner(run.address, "bob", paced(0.02, target=-2.0))
+    with learners(ada, bob):
+      wait_for(
+        lambda: min(f.version.n for f in run.status().fragments) >= num_merges
+      )
+      run.request_stop()
+      run.wait()
+    tensors, _ = run.syncer.snapshot()
+  return tensors
+
+
+def walk(run_dir):
+  done = replaying.ThetaReplay(run_dir)
+  num_versions = sum(1 for _ in done.versions())
+  return done, num_versions
+
+
+def test_every_version_of_a_run_comes_out_bit_for_bit(tmp_path, capsys):
+  tensors = recorded(tmp_path / "run")
+
+  done, num_versions = walk(tmp_path / "run")
+  code = replay.main(
+    [str(tmp_path / "run"), "--theta", f"--out={tmp_path / 'out'}"]
+  )
+
+  assert (done.faults, done.gaps, done.notes) == ([], [], [])
+  assert done.num_merges >= 12
+  assert (done.num_compared, num_versions) == (
+    done.num_merges,
+    done.num_merges + 2,
+  )
+  assert done.num_checkpoints >= 1
+  assert code == 0, capsys.readouterr().out
+  written = arrays.load_arrays(str(tmp_path / "out" / "params.npz"))
+  for part in tensors.theta:
+    for path, want in part.items():
+      np.testing.assert_array_equal(written[path], want)
+
+
+@pytest.fixture(scope="module")
+def two_epochs(tmp_path_factory):
+  """A run that was started again: its directory."""
+  run_dir = tmp_path_factory.mktemp("twice") / "run"
+  recorded(run_dir)
+  recorded(run_dir, num_merges=16, restore=True)
+  return run_dir
+
+
+@pytest.fixture
+def run_dir(two_epochs, tmp_path):
+  """A copy of it, to be spoiled."""
+  return shutil.copytree(two_epochs, tmp_path / "copy")
+
+
+def test_an_epoch_begins_with_the_bits_that_the_one_before_ended_with(run_dir):
+  done, _ = walk(run_dir)
+
+  assert (done.faults, done.gaps) == ([], [])
+  assert done.num_epochs == 2
+  assert done.num_compared == done.num_merges >= 20
+
+
+def test_the_first_version_that_differs_is_named(run_dir, capsys):
+  path = run_dir / "tape.1.jsonl"
+  lines = path.read_text().splitlines()
+  at = [i for i, line in enumerate(lines) if '"Merged"' in line][4]
+  values = json.loads(lines[at])
+  values["event"]["digest"] = "0" * 32
+  lines[at] = json.dumps(values)
+  path.write_text("\n".join(lines) + "\n")
+
+  code = replay.main([str(run_dir), "--theta"])
+
+  out = capsys.readouterr().out
+  n = values["event"]["version"][1]
+  assert code == 1
+  assert f"DIFFERS: tape.1.jsonl, line {at + 1}: version {n} (epoch 1)" in out
+
+
+def test_an_epoch_that_began_with_other_tensors_is_named(run_dir):
+  path = run_dir / "payloads" / "2-start.npz"
+  with np.load(path) as loaded:
+    values = dict(loaded)
+  name = next(name for name in values if name.startswith("outer:1"))
+  values[name] = values[name] + np.float32(1e-3)
+  np.savez(path, **values)
+
+  done, _ = walk(run_dir)
+
+  assert len(done.faults) == 1
+  assert done.faults[0].startswith("epoch 2 began with version")
+  assert "of fragment 1, of other bits" in done.faults[0]
+
+
+def test_a_checkpoint_of_other_bits_is_named(run_dir, monkeypatch):
+  # What a disk may do: the saved parameters are those of another moment.
+  read = replaying.Checkpoints.restore
+
+  def restore(self, step):
+    trees = read(self, step)
+    first = next(iter(trees["params"]))
+    trees["params"][first] = trees["params"][first] + 1
+    return trees
+
+  monkeypatch.setattr(replaying.Checkpoints, "restore", restore)
+
+  done, _ = walk(run_dir)
+
+  assert done.faults[0].startswith("checkpoint")
+
+
+def test_a_flipped_byte_of_a_payload_is_named(run_dir, capsys):
+  path = run_dir / "payloads" / "1-0.bin"
+  data = bytearray(path.read_bytes())
+  data[len(data) // 2 | 1] ^= 0x40
+  path.write_bytes(data)
+
+  code = replay.main([str(run_dir), "--theta"])
+
+  assert code == 2
+  assert f"{path}, byte" in capsys.readouterr().err
+
+
+def test_what_was_not_recorded_is_a_gap_and_the_rest_is_compared(run_dir):
+  path = run_dir / "payloads" / "1-0.bin"
+  data = path.read_bytes()
+  path.write_bytes(data[: len(data) // 2])  # As a killed syncer leaves it.
+
+  done, _ = walk(run_dir)
+
+  assert done.faults == []
+  assert len(done.gaps) == 1
+  assert "its replies were not recorded" in done.gaps[0]
+  assert done.num_epochs == 2  # The second has a start of its own.
+
+
+def test_an_epoch_without_payloads_is_a_gap(run_dir, capsys):
+  (run_dir / "payloads" / "1-start.npz").unlink()
+
+  code = replay.main([str(run_dir), "--theta", "--json"])
+
+  last = json.loads(capsys.readouterr().out.splitlines()[-1])
+  assert code == 1
+  assert last["gaps"] == ["epoch 1 was run without --record_payloads"]
+  assert (last["faults"], last["num_epochs"]) == ([], 1)
+
+
+def test_another_machine_is_said_beside_the_result(run_dir):
+  for name in ("tape.1.jsonl", "tape.jsonl"):
+    path = run_dir / name
+    first, rest = path.read_text().split("\n", 1)
+    head = json.loads(first)
+    assert head["libraries"]["jax"]
+    head["machine"] = "abacus"
+    head["libraries"]["jax"] = "0.0.1"
+    path.write_text(json.dumps(head) + "\n" + rest)
+
+  done, _ = walk(run_dir)
+
+  assert done.faults == []
+  assert [note.split(" was ")[0] for note in done.notes] == [
+    "machine type",
+    "jax",
+  ]
+
+
+# --- the files ----------------------------------------------------------------
+
+
+def merge_of(n, num_bytes=100):
+  key = events.ReplyKey("ada", 1, 0, n, 0)
+  effect = events.Merge(
+    fragment=0,
+    round=n,
+    attempt=0,
+    version=events.Version(1, n),
+    inputs=(events.MergeInput(key, 1.0),),
+  )
+  return key, effect, [Reply({}, "float32", bytes([n]) * num_bytes)]
+
+
+def test_payload_files_rotate_and_every_reply_is_found(tmp_path):
+  writer = payloads.PayloadWriter(tmp_path, 1, {}, file_bytes=1000)
+  for n in range(30):
+    _, effect, replies = merge_of(n)
+    writer.write(effect, replies)
+  writer.close()
+
+  reader = payloads.PayloadReader(tmp_path, 1)
+
+  assert len(list(tmp_path.glob("1-*.bin"))) >= 4
+  for n in range(30):
+    key, _, (reply,) = merge_of(n)
+    assert reader.get(key) == ("float32", reply.data)
+  assert reader.get(merge_of(30)[0]) is None
+  assert payloads.PayloadReader(tmp_path, 2).get(merge_of(0)[0]) is None
+
+
+def test_a_full_disk_ends_the_recording_and_not_the_run(tmp_path):
+  free, told = [1 << 40], []
+  writer = payloads.PayloadWriter(
+    tmp_path, 1, {}, told.append, num_free=lambda path: free[0]
+  )
+  for n in range(4):
+    if n == 2:
+      free[0] = 1000
+    _, effect, replies = merge_of(n)
+    writer.write(effect, replies)
+  writer.close()
+
+  reader = payloads.PayloadReader(tmp_path, 1)
+
+  found = [reader.get(merge_of(n)[0]) is not None for n in range(4)]
+  assert found == [True, True, False, False]
+  assert len(told) == 1
+  assert "from version 2 of fragment 0 on" in told[0]
+
+
+def test_a_start_that_does_not_fit_is_refused(tmp_path):
+  start = {"theta:0:w": np.zeros(4, np.float32)}
+
+  with pytest.raises(OSError, match="1000 bytes are left"):
+    payloads.PayloadWriter(tmp_path, 1, start, num_free=lambda path: 1000)
