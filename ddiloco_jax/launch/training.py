@@ -22,6 +22,7 @@ from ddiloco_jax.models import transformer
 from ddiloco_jax.training import evaluate, mesh, metrics, trainer
 from ddiloco_jax.training.checkpoint import Checkpoints
 from ddiloco_jax.wire import port as ports
+from ddiloco_jax.wire.status import ServiceError
 
 _log = logging.getLogger(__name__)
 ShouldStop = Callable[[], bool]
@@ -81,8 +82,9 @@ def run_learner(
     )
     try:
       reason = learner.train(should_stop)
-    except SyncerLost:
-      boundaries.save()
+    except (SyncerLost, ServiceError) as error:
+      if not (isinstance(error, ServiceError) and error.code == "ABORTED"):
+        boundaries.save()  # Fenced, the directory is another process's.
       raise
     boundaries.save()
     return reason

@@ -6,7 +6,6 @@ Sec. 3 and App. E.)
 """
 
 import dataclasses
-import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -101,12 +100,16 @@ class Learner:
     follows = run.wait_for_publication or run.max_ahead > 0
     first = port.stamp().t if follows else 0  # Then t follows own steps.
     step_s, before = 0.0, time.monotonic()
-    for step in itertools.count(first):
+    step = first
+    while True:
       self._adopt_published(step)
       self._await_publication(step)
       self._await_stamp(step)
       if port.ending() or should_stop():
-        break
+        if reason := self._end(step):
+          return reason
+        before = time.monotonic()
+        continue
       if port.welcome is not welcome:
         welcome = port.welcome
         if not welcome.reconnect:  # A restored syncer that knew of no us.
@@ -116,16 +119,16 @@ class Learner:
         self._exhausted = True
         self._report(step)
         self._idle(step)
-        break
+        continue
       metrics = self._train_step(batch, step)
       self._shards.advance()
+      step += 1
       now = time.monotonic()
       # Peaks count: a copy too many costs less than a pull that has none.
       step_s, before = max(now - before, 0.8 * step_s), now
-      self._offer(step + 1, self._due(step + 1, step_s))
-      self._report(step + 1)
-      self._at_boundary(step + 1, metrics, self._progress())
-    return self._end(step)
+      self._offer(step, self._due(step, step_s))
+      self._report(step)
+      self._at_boundary(step, metrics, self._progress())
 
   # --- parts of a step ----------------------------------------------------------
 
@@ -275,11 +278,18 @@ class Learner:
       self._port.wait(_WAIT_S)
       self._adopt_published(step)
 
-  def _end(self, step: int) -> str:
-    """Answers the flush rounds and adopts the exact result."""
+  def _end(self, step: int) -> str | None:
+    """Answers the flush rounds and adopts the exact result.
+
+    Returns:
+      Why it ended; None if a syncer that was restored from before the end has
+      withdrawn it.
+    """
     port = self._port
     self._offer(step, range(len(self._paths)))
     while not (port.finished() or self._should_stop()):
+      if not port.ending():
+        return None
       port.wait(_WAIT_S)
       self._adopt_published(step)
     finished = port.finished()

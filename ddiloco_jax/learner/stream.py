@@ -107,6 +107,9 @@ class Stream:
       if not (welcome.reconnect and before and before.epoch == welcome.epoch):
         shared.pulls.clear()
       shared.control, shared.stamp = control, stamp
+      if before and before.epoch != welcome.epoch:
+        shared.ending = None  # If the run still ends, it is said again.
+        shared.tell_loop()
       if not welcome.reconnect:
         self._begin_anew(welcome)
       self._ask_for_news(welcome)

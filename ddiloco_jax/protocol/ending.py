@@ -245,11 +245,14 @@ def _await(turn: Turn) -> None:
       )
       turn.put_account(name, p, ledger.settle(account))
   turn.end = dataclasses.replace(end, finished=True, missing=end.awaited)
-  waited = ", ".join(end.awaited) or "nobody"
-  turn.emit(
-    events.Finished(
-      exit_code=end.exit_code,
-      missing=end.awaited,
-      reason=f"{end.reason}; missing at the end: {waited}",
-    )
+  turn.emit(finished(turn.end))
+
+
+def finished(end: End) -> events.Finished:
+  """What is said once a run is over, also to those who come back later."""
+  missing = ", ".join(end.missing) or "nobody"
+  return events.Finished(
+    exit_code=end.exit_code,
+    missing=end.missing,
+    reason=f"{end.reason}; missing at the end: {missing}",
   )

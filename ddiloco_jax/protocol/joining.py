@@ -4,7 +4,7 @@ A nonce names a process; another nonce of the same id fences the old process.
 (arXiv 2604.21428, App. E.)
 """
 
-from ddiloco_jax.protocol import events, ledger, membership
+from ddiloco_jax.protocol import ending, events, ledger, membership
 from ddiloco_jax.protocol.events import ZERO, Outcome, Version
 from ddiloco_jax.protocol.state import Learner
 from ddiloco_jax.protocol.turn import Turn
@@ -47,7 +47,7 @@ def join(turn: Turn, event: events.Joined) -> None:
 def _refusal(turn: Turn, event: events.Joined) -> tuple[str, str] | None:
   old = turn.learners.get(event.learner)
   same = old is not None and old.nonce == event.nonce and not old.gone
-  if turn.end is not None and (turn.end.finished or not same):
+  if turn.end is not None and not same:
     word = "has finished" if turn.end.finished else "is ending"
     return "FAILED_PRECONDITION", (
       f"the run {word}: {turn.end.reason}; start a new run, or extend this "
@@ -161,7 +161,9 @@ def _reconnect(turn: Turn, event: events.Joined, old: Learner) -> None:
   if turn.end is None:
     return
   turn.emit(events.Ending(reason=turn.end.reason))
-  if turn.end.exact:
+  if turn.end.finished:
+    turn.emit(ending.finished(turn.end))
+  elif turn.end.exact:
     receiver = events.Receiver(
       learner.learner, learner.incarnation, Outcome.NOT_ASKED
     )

@@ -243,7 +243,7 @@ class Syncer:
     if notice := notices.to_all(effect):
       for told in self._controls.values():
         told.tell(self._stamp(), notice)
-    if self._finished:
+    if isinstance(effect, events.Finished):
       for who in list(self._controls):
         self._end(who)
 

@@ -4,6 +4,7 @@ A pull of the flush may cross an adoption: its learner then has no steps to
 tell of, and takes none any more.
 """
 
+import contextlib
 import dataclasses
 
 import pytest
@@ -13,7 +14,14 @@ from ddiloco_jax.protocol import events, tape
 from ddiloco_jax.protocol.events import Counts
 from ddiloco_jax.wire import port
 from tests.protocol.by_hand import FOUR, Hand
-from tests.support.over_grpc import served_run, settings
+from tests.support.over_grpc import (
+  LoopLearner,
+  learners,
+  paced,
+  served_run,
+  settings,
+)
+from tests.support.proxy import Proxy
 from tests.support.served import wait_for
 
 
@@ -154,3 +162,24 @@ def test_a_flush_is_answered_from_the_last_boundary_alone(tmp_path):
   ]
   assert {reply.fragment for reply in replies} == {0, 1}
   assert {reply.counts.steps for reply in replies} == {2}
+
+
+def test_a_learner_that_missed_the_end_is_told_of_it(tmp_path):
+  cfg = settings(quorum=1, acknowledge_s=1.0)
+  with (
+    served_run(cfg, tmp_path / "run") as run,
+    contextlib.closing(Proxy(run.address)) as proxy,
+  ):
+    ada = LoopLearner(proxy.address, "ada", paced(0.03))
+    with learners(ada):
+      wait_for(lambda: ada.steps)
+      proxy.redirect("127.0.0.1:9")  # Nobody is there.
+      proxy.cut()
+      run.request_stop("enough")
+      assert run.wait().missing in ((), ("ada",))
+      assert ada.error is None
+      assert ada.reason is None
+
+      proxy.redirect(run.address)
+
+      assert ada.end().startswith("stop_requested: enough")

@@ -196,6 +196,39 @@ def test_a_learner_that_is_not_answered_can_be_stopped(tmp_path):
         ada.end()
 
 
+def test_an_end_that_was_rolled_back_is_withdrawn(tmp_path):
+  cfg = settings(quorum=1, acknowledge_s=60.0, run__checkpoint_every_s=1000.0)
+  gate = threading.Event()
+  gate.set()
+  with served_run(cfg, tmp_path / "1") as first, proxied(first) as proxy:
+    ada = LoopLearner(proxy.address, "ada", paced(0.03, shapes=SHAPES))
+    bob = LoopLearner(
+      proxy.address, "bob", Quadratic(SHAPES, 1.0, 0.05, lambda: gate.wait(30))
+    )
+    with learners(ada, bob):
+      wait_for(lambda: min(versions(first)) >= 2)
+      saved = save_and_copy(first, tmp_path / "2")
+      gate.clear()  # bob acknowledges no end: the first run cannot finish.
+      first.syncer.request_stop("killed in its flush")
+      wait_for(lambda: ada.link.ending() and bob.link.ending())
+      with served_run(cfg, saved, restore=True) as second:
+        start, last = versions(second), ada.steps[-1]
+        proxy.redirect(second.address)
+        proxy.cut()
+        wait_for(lambda: joined_epoch([ada, bob], 2))
+        gate.set()
+
+        wait_for(lambda: min(versions(second)) >= max(start) + 3)
+        wait_for(lambda: ada.steps[-1] > last + 3)
+        assert (ada.error, bob.error) == (None, None)
+        second.request_stop()
+        assert second.wait().exit_code == 0
+        for each in (ada, bob):
+          each.end()
+  assert ada.steps == list(range(1, len(ada.steps) + 1))
+  assert digest_of(ada.trainer.params) == digest_of(bob.trainer.params)
+
+
 class Unanswered:
   """A client whose join is never answered."""
 

@@ -71,6 +71,23 @@ def test_a_finished_run_rejects_whoever_joins():
   assert machine.next_timer(run.state) is None
 
 
+def test_a_process_that_comes_back_after_the_end_is_told_of_it():
+  hand = Hand(ONE)
+  hand.join("ada")
+  hand.tell(events.Disconnected(**hand.where("ada")))
+  hand.tell(events.StopRequested(reason="enough"))
+  assert hand.state.end.finished
+
+  told = hand.join("ada")
+
+  assert [type(effect) for effect in told] == [
+    events.Welcome,
+    events.Ending,
+    events.Finished,
+  ]
+  assert told[-1].reason == hand.of(events.Finished)[0].reason
+
+
 def test_merged_tokens_end_the_run():
   rules = dataclasses.replace(SHORT, num_syncer_steps=0, num_tokens=5000)
 
