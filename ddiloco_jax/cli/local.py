@@ -71,6 +71,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
+  requests = local.StopRequests()
+  requests.catch()  # First: what follows may import for seconds.
   parser = make_parser()
   flags, overrides = parser.parse_known_args(argv)
   if flags.record_payloads:
@@ -93,8 +95,6 @@ def main(argv: list[str] | None = None) -> int:
     policy = LaunchConfig(restart=flags.restart)
   except ValueError as error:
     parser.error(str(error))
-  requests = local.StopRequests()
-  requests.catch()
   run = Run(processes, run_dir, policy, kills, say=screen.say)
   try:
     code = local.drive(run, kills, requests, screen)

@@ -1,11 +1,12 @@
 """What a syncer starts from: the run in its directory, or a fresh one."""
 
 import dataclasses
+import json
 import logging
 import pathlib
 import secrets
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import optax
@@ -18,6 +19,22 @@ from ddiloco_jax.syncer.store import Store
 from ddiloco_jax.wire import messages, port
 
 _log = logging.getLogger(__name__)
+# The shards' number decides what a position in them means; the others, what
+# live learners do.
+_FIXED = (
+  "model",
+  "fragments",
+  "sync.num_fragments",
+  "sync.cycle_steps",
+  "sync.alpha",
+  "sync.wait_for_publication",
+  "sync.adoption_delay_steps",
+  "sync.max_ahead",
+  "sync.num_shards",
+  "wire.up_format",
+  "wire.down_format",
+  "wire.chunk_bytes",
+)
 
 
 class Start(NamedTuple):
@@ -44,9 +61,9 @@ def make_start(
   rules = dataclasses.replace(cfg.sync, fragment_params=sizes)
   if store.has_progress:
     tensors, saved, record = store.restore(layout, tx)
-    _check_shards(cfg, record["config"]["sync"]["num_shards"])
     state = machine.restore(rules, saved, store.epoch)
     _check_goes_on(state, store.path)
+    _check_fixed(cfg, record["config"])
     run_id = record["run_id"]
   else:
     if store.epoch > 1:
@@ -88,14 +105,20 @@ def run_spec(
   return spec
 
 
-def _check_shards(cfg: config.Config, num_shards: int) -> None:
-  """Refuses other shards: the positions in them would mean other text."""
-  if cfg.sync.num_shards != num_shards:
-    raise ValueError(
-      f"sync.num_shards is {cfg.sync.num_shards} and the run to restore has"
-      f" {num_shards} data shards, which learners have read in part: the number"
-      f" may not change in a run. Set --config.sync.num_shards={num_shards}."
-    )
+def _check_fixed(cfg: config.Config, saved: Mapping[str, Any]) -> None:
+  """Refuses what may not change in a run: learners go on with what it was."""
+  now = config.to_dict(cfg)
+  for name in _FIXED:
+    section, _, only = name.partition(".")
+    for key in [only] if only else sorted(now[section]):
+      old, new = (x[section].get(key) for x in (saved, now))
+      if json.dumps(old) != json.dumps(new):
+        raise ValueError(
+          f"{section}.{key} is {new!r} and in the run to restore {old!r}: it"
+          " may not change in a run, whose parameters, data positions and"
+          f" live learners are of the old value. Set"
+          f" --config.{section}.{key}={old}, or give another --run_dir."
+        )
 
 
 def _check_goes_on(state: machine.State, path: pathlib.Path) -> None:

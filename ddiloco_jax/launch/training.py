@@ -19,6 +19,7 @@ from ddiloco_jax.learner.learner import Learner, LearnerConfig
 from ddiloco_jax.learner.patience import SyncerLost
 from ddiloco_jax.learner.seams import Batches
 from ddiloco_jax.models import transformer
+from ddiloco_jax.syncer.errors import InUse
 from ddiloco_jax.training import evaluate, mesh, metrics, trainer
 from ddiloco_jax.training.checkpoint import Checkpoints
 from ddiloco_jax.wire import port as ports
@@ -104,9 +105,12 @@ def run_plain(
   Raises:
     BadUsage: settings that cannot be met, a directory that cannot be written
       to, or a checkpoint of another model.
+    InUse: the directory holds a run and `restore` is not set, or the other way
+      round.
   """
   with exits.edge(), exits.writing_to(directory):
     config.check_vocab(cfg)
+    _check_directory(directory, restore)
     model = _make_trainer(cfg, cfg.run.seed)
     records = metrics.MetricsWriter(directory / "metrics.jsonl")
     (directory / "config.json").write_text(config.to_json(cfg))
@@ -195,6 +199,21 @@ def check_layout(layout: fragments.Layout, params: Mapping[str, Any]) -> None:
         f" has {run}, this model {mine} (shape, dtype). Both sides must have"
         " the same model section; use the syncer's config."
       )
+
+
+def _check_directory(directory: pathlib.Path, restore: bool) -> None:
+  """One directory, one run of plain training."""
+  holds_run = (directory / "metrics.jsonl").exists()
+  if restore and not holds_run:
+    raise InUse(
+      f"{directory} has no run to restore. Start without --restore, or give"
+      " the --run_dir of an earlier run."
+    )
+  if holds_run and not restore:
+    raise InUse(
+      f"{directory} already holds a run. Add --restore to go on with it, or"
+      " give another --run_dir."
+    )
 
 
 def _make_trainer(cfg: config.Config, seed: int | None) -> trainer.Trainer:

@@ -210,7 +210,19 @@ def test_a_malformed_address_is_bad_usage(tmp_path):
   assert "Traceback" not in syncer.said()
 
 
-def test_settings_that_are_refused_at_a_restore_change_nothing(tmp_path):
+@pytest.mark.parametrize(
+  "changed",
+  ["num_fragments", "cycle_steps", "model__rope_theta", "wire__up_format"],
+)
+def test_settings_that_are_refused_at_a_restore_change_nothing(
+  tmp_path, changed
+):
+  values = {
+    "num_fragments": 1,
+    "cycle_steps": 8,
+    "model__rope_theta": 5000.0,
+    "wire__up_format": "bfloat16",
+  }
   run_dir = tmp_path / "run"
   with served_run(settings(num_syncer_steps=8), run_dir) as run:
     train_to_the_end(run)
@@ -218,7 +230,7 @@ def test_settings_that_are_refused_at_a_restore_change_nothing(tmp_path):
 
   with (
     pytest.raises(ValueError, match="may not change"),
-    served_run(settings(num_fragments=1), run_dir, restore=True),
+    served_run(settings(**{changed: values[changed]}), run_dir, restore=True),
   ):
     pass
 

@@ -1,0 +1,38 @@
+"""Plain training keeps one run to one directory."""
+
+import pytest
+
+from ddiloco_jax import config
+from ddiloco_jax.launch import training
+from ddiloco_jax.syncer.errors import InUse
+
+
+def settings(num_steps):
+  cfg = config.default()
+  cfg.model.num_layers, cfg.model.embed_dim, cfg.model.num_heads = 1, 16, 2
+  cfg.train.batch_size, cfg.train.seq_len = 2, 16
+  cfg.evaluate.num_windows = 4
+  cfg.run.num_steps = num_steps
+  cfg.run.log_every_steps = 1
+  return config.freeze(cfg)
+
+
+def train(directory, num_steps, restore):
+  return training.run_plain(
+    settings(num_steps), directory, lambda: False, restore
+  )
+
+
+def test_a_directory_holds_one_run(tmp_path):
+  run = tmp_path / "run"
+  with pytest.raises(InUse, match="no run to restore"):
+    train(run, 2, restore=True)
+  train(run, 2, restore=False)
+  lines = (run / "metrics.jsonl").read_text()
+
+  with pytest.raises(InUse, match="already holds a run"):
+    train(run, 4, restore=False)
+  assert (run / "metrics.jsonl").read_text() == lines
+
+  train(run, 4, restore=True)
+  assert (run / "metrics.jsonl").read_text().startswith(lines)
