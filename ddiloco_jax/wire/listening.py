@@ -1,0 +1,88 @@
+"""Where a server listens: addresses, and who may be reached from elsewhere.
+
+The syncer's server and a learner's have the same rules.
+(arXiv 2604.21428, Sec. 3.)
+"""
+
+import ipaddress
+import socket
+
+import grpc
+
+from ddiloco_jax.wire.options import WireConfig
+
+
+def check_reach(host: str, who: str, cfg: WireConfig) -> None:
+  """Refuses a plaintext address that other machines can reach.
+
+  Args:
+    who: Begins the sentence.
+
+  Raises:
+    ValueError: the host is beyond loopback, without TLS.
+  """
+  if not is_loopback(host) and not cfg.insecure:
+    raise ValueError(
+      f"{who} was to listen on {host}, which other machines can"
+      " reach, without TLS: whoever reaches it could join the run. Listen on"
+      " 127.0.0.1, or set wire.insecure on a network that you trust."
+    )
+
+
+def join(host: str, port: int) -> str:
+  """HOST:PORT, as a caller writes it."""
+  return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def parse_address(address: str) -> tuple[str, int]:
+  """Host and port of HOST:PORT.
+
+  Raises:
+    ValueError: it is malformed.
+  """
+  host, colon, digits = address.rpartition(":")
+  host = host.removeprefix("[").removesuffix("]")
+  if not (colon and host and digits.isdecimal() and int(digits) < 65536):
+    raise ValueError(
+      f"Address {address!r} to listen on: it must be HOST:PORT, such as"
+      " 127.0.0.1:8470, with a port in 0..65535."
+    )
+  # Both families of the name could be two different processes' ports.
+  return "127.0.0.1" if host == "localhost" else host, int(digits)
+
+
+def is_loopback(host: str) -> bool:
+  """Whether only this machine reaches it."""
+  try:
+    return ipaddress.ip_address(host).is_loopback
+  except ValueError:
+    return False  # A name: wherever it leads.
+
+
+def bind(server: grpc.Server, host: str, port: int) -> int:
+  """Makes a server listen, and returns the port that it has.
+
+  Raises:
+    OSError: it cannot.
+  """
+  shown = join(host, port)
+  try:
+    return server.add_insecure_port(shown)
+  except RuntimeError as error:
+    raise OSError(
+      f"Cannot listen on {shown}: {_why_not(host, port)}. Stop the process"
+      " that has the port, or choose another address."
+    ) from error
+
+
+def _why_not(host: str, port: int) -> str:
+  """What the system says of the address, which gRPC does not pass on."""
+  try:
+    family, kind, _, _, where = socket.getaddrinfo(
+      host, port, type=socket.SOCK_STREAM
+    )[0]
+    with socket.socket(family, kind) as probe:
+      probe.bind(where)
+  except OSError as error:
+    return error.strerror or str(error)
+  return "gRPC could not bind it"
