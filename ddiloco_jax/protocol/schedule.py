@@ -31,7 +31,8 @@ def reported(turn: Turn, event: events.Reported) -> None:
   step_s, stepped_at, reported_t = old.step_s, old.stepped_at, old.reported_t
   if steps > 0:
     turn.stepped = True
-    if old.num_steps >= NUM_UNTIMED and not old.waiting:
+    # The gap of one that was lost, or stopped, is not a step's time.
+    if old.num_steps >= NUM_UNTIMED and old.live and not old.waiting:
       sample_s = (turn.now - stepped_at) / steps
       # A plain mean until the average is as long as its weight says.
       num_timed = old.num_steps - NUM_UNTIMED + steps
