@@ -206,6 +206,28 @@ def close(
   return account._replace(spans=tuple(spans))
 
 
+def say(
+  account: Account, incarnation: int, current: Version | None, counts: Counts
+) -> Account:
+  """Keeps the newest report of a span with the span itself."""
+  for span in account.spans:
+    if (span.incarnation, span.base, span.rest) == (incarnation, current, ""):
+      fresh = span._replace(said=larger(span.said, counts))
+      return _swap(account, span, fresh)
+  return account
+
+
+def resume(account: Account, old: int, new: int) -> Account:
+  """Spans that are not over go on under another incarnation."""
+  spans = tuple(
+    span._replace(incarnation=new)
+    if span.incarnation == old and not span.rest
+    else span
+    for span in account.spans
+  )
+  return account._replace(spans=spans)
+
+
 def settle(account: Account) -> Account:
   """Books every span that is over and that no pending reply covers."""
   if not any(span.rest and span.pending is None for span in account.spans):

@@ -36,7 +36,7 @@ from ddiloco_jax.protocol import (
   schedule,
   uploads,
 )
-from ddiloco_jax.protocol.events import Effect, Event
+from ddiloco_jax.protocol.events import ZERO, Effect, Event
 from ddiloco_jax.protocol.rules import Rules
 from ddiloco_jax.protocol.state import State, initial
 from ddiloco_jax.protocol.turn import Turn
@@ -232,9 +232,16 @@ def restore(
         asked=(),
         exact=(),
         reported_t=-1,
+        counts=(ZERO,) * rules.num_fragments,
       )
     )
     for p in range(rules.num_fragments):
+      account = turn.account(learner.learner, p)
+      # It may have adopted this base once more since: its counts may be less.
+      account = ledger.say(
+        account, learner.incarnation, learner.bases[p], learner.counts[p]
+      )
+      turn.put_account(learner.learner, p, account)
       turn.settle(learner.learner, p)
   queued = {due.fragment for due in old.queue}
   lost = (rounds.due_again(r) for r in old.rounds if r.fragment not in queued)
