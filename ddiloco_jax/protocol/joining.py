@@ -95,12 +95,15 @@ def _admit(
   turn: Turn, event: events.Joined, old: Learner | None, shard: int
 ) -> None:
   nonces: tuple[str, ...] = ()
+  resumed = old is not None and old.nonce == event.nonce
   if old is not None:
-    nonces = (*old.fenced_nonces[-3:], old.nonce)
-    membership.fence(turn, old, f"a new process of {event.learner} joined")
+    over = (n for n in (*old.fenced_nonces, old.nonce) if n != event.nonce)
+    nonces = tuple(over)[-4:]
+    if not resumed:
+      membership.fence(turn, old, f"a new process of {event.learner} joined")
   for other in tuple(turn.learners.values()):
     if other.shard == shard and other.learner != event.learner:
-      membership.fence(
+      membership.suspend(
         turn, other, f"{event.learner} took over its data shard {shard}"
       )
       turn.put(turn.learners[other.learner]._replace(shard=-1))
@@ -115,7 +118,8 @@ def _admit(
       shard=shard,
       joined_at=turn.now,
       heard_at=turn.now,
-      step=turn.t if _is_cumulative(turn) else 0,
+      # One that has trained before goes on from its own index.
+      step=turn.t if _is_cumulative(turn) and not event.bases else 0,
       counts=(ZERO,) * num,
       bases=(None,) * num,
       max_replies=max(1, event.max_replies),
@@ -126,6 +130,8 @@ def _admit(
   )
   if event.learner not in turn.accounts:
     turn.own("accounts")[event.learner] = (ledger.Account(),) * num
+  if resumed and old is not None:
+    learner = membership.resume(turn, old, learner)
   turn.has_joined = True
   membership.wake_scan(turn, turn.now + turn.rules.lease_s)
   _welcome(turn, learner, reconnect=False)

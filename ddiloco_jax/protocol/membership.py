@@ -87,10 +87,29 @@ def leave(turn: Turn, event: events.Left) -> None:
   learner = turn.speaker(event)
   if learner is not None:
     _end(turn, learner)
+    _lose(turn, learner)
 
 
 def fence(turn: Turn, learner: Learner, reason: str) -> None:
   """Ends an incarnation for good; its unmerged steps are booked as lost."""
+  if learner.gone:
+    _lose(turn, learner)
+    return
+  turn.emit(
+    events.Fence(
+      learner=learner.learner, incarnation=learner.incarnation, reason=reason
+    )
+  )
+  _end(turn, learner)
+  _lose(turn, learner)
+
+
+def suspend(turn: Turn, learner: Learner, reason: str) -> None:
+  """Ends an incarnation whose process may come back, with the same bases.
+
+  Until then what it has not merged stays pending: the process goes on to count
+  from there.
+  """
   if learner.gone:
     return
   turn.emit(
@@ -99,6 +118,21 @@ def fence(turn: Turn, learner: Learner, reason: str) -> None:
     )
   )
   _end(turn, learner)
+  for p in range(turn.rules.num_fragments):
+    turn.settle(learner.learner, p)
+
+
+def resume(turn: Turn, old: Learner, new: Learner) -> Learner:
+  """A process that was suspended goes on, as another incarnation."""
+  for p, base in enumerate(old.bases):
+    account = ledger.say(
+      turn.account(old.learner, p), old.incarnation, base, old.counts[p]
+    )
+    account = ledger.resume(account, old.incarnation, new.incarnation)
+    if base is not None:
+      account = ledger.begin(account, new.incarnation, base)
+    turn.put_account(old.learner, p, account)
+  return turn.put(new._replace(bases=old.bases))
 
 
 def _end(turn: Turn, learner: Learner) -> None:
@@ -108,6 +142,9 @@ def _end(turn: Turn, learner: Learner) -> None:
     )
   )
   release(turn, learner)
+
+
+def _lose(turn: Turn, learner: Learner) -> None:
   for p in range(turn.rules.num_fragments):
     account = ledger.close(
       turn.account(learner.learner, p),

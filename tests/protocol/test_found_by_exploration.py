@@ -1,0 +1,115 @@
+"""What scripts/explore.py has found, each from its shortest schedule."""
+
+from ddiloco_jax.protocol import check, events, machine, status
+from ddiloco_jax.protocol.events import Counts, Version
+from ddiloco_jax.protocol.rules import Rules
+from tests.protocol.by_hand import FOUR, Hand, only
+
+TWO_SHARDS = Rules(
+  num_fragments=1, cycle_steps=4, num_shards=2, max_learners=2, quorum=2
+)
+
+
+def suspend_l0(hand: Hand) -> None:
+  """L0 falls silent after a step; L2 takes its shard; L1 leaves."""
+  hand.join("L0")
+  hand.report("L0")
+  hand.join("L1")
+  hand.tick(20.0)
+  hand.join("L2")
+  hand.tell(events.Left(**hand.where("L1"), reason="done"))
+
+
+def come_back(hand: Hand) -> list:
+  """L0's process, which has trained on, joins again."""
+  effects = hand.tell(
+    events.Joined(learner="L0", nonce="L0-0", bases=tuple(hand.bases["L0"]))
+  )
+  welcome = only(effects, events.Welcome)
+  hand.incarnations["L0"] = welcome.incarnation
+  return effects
+
+
+def test_a_process_that_lost_its_shard_counts_no_step_twice():
+  hand = Hand(TWO_SHARDS)
+  suspend_l0(hand)
+
+  come_back(hand)
+  hand.report("L0", steps=2)
+
+  totals = hand.totals("L0")
+  assert totals.reported == Counts(3, 300)
+  assert totals.pending == Counts(3, 300)
+  assert not totals.discarded
+
+
+def test_what_a_process_had_that_never_came_back_is_lost():
+  hand = Hand(TWO_SHARDS)
+  suspend_l0(hand)
+
+  hand.join("L0", "another")
+
+  totals = hand.totals("L0")
+  assert totals.discarded == (("learner_lost", Counts(1, 100)),)
+
+
+def test_a_process_that_was_admitted_again_may_reconnect():
+  hand = Hand(TWO_SHARDS)
+  suspend_l0(hand)
+  come_back(hand)
+  hand.tell(events.Disconnected(**hand.where("L0")))
+
+  effects = hand.tell(
+    events.Joined(learner="L0", nonce="L0-0", bases=tuple(hand.bases["L0"]))
+  )
+
+  assert only(effects, events.Welcome).reconnect
+
+
+def test_a_process_that_is_admitted_again_keeps_its_own_index():
+  rules = Rules(num_fragments=1, cycle_steps=4, max_ahead=3, num_shards=2)
+  hand = Hand(rules)
+  suspend_l0(hand)
+  hand.report("L2", steps=9)
+  assert hand.state.t > hand.steps["L0"] + 1
+
+  come_back(hand)
+
+  report = events.Reported(**hand.where("L0"), step=2, counts=(Counts(2, 200),))
+  check.check(hand.state, report)  # It may say where it is.
+
+
+def test_a_base_that_was_adopted_once_more_after_two_rollbacks_counts_anew():
+  hand = Hand(FOUR)
+  hand.join("L0")
+  hand.report("L0", steps=3)
+  saved = machine.save(hand.state)
+
+  # Lost: an adoption of version 1, and after the rollback of version 0 again.
+  restored = Hand(FOUR, machine.restore(FOUR, saved, epoch=3))
+  effects = restored.tell(
+    events.Joined(learner="L0", nonce="L0-0", bases=(Version(1, 0),))
+  )
+  assert only(effects, events.Welcome).reconnect
+  report = events.Reported(
+    learner="L0", incarnation=1, step=4, counts=(Counts(1, 100),)
+  )
+  check.check(restored.state, report)
+  restored.tell(report)
+
+  totals = status.account_totals(restored.state, "L0", 0)
+  assert totals.reported == Counts(3, 300)
+
+
+def test_a_gap_in_which_all_were_lost_is_no_step_time():
+  hand = Hand(FOUR)
+  hand.join("L0")
+  for _ in range(4):
+    hand.now += 1.0
+    hand.report("L0")
+  assert hand.state.step_s == 1.0
+
+  hand.tick(700.0)
+  hand.report("L0")
+
+  assert hand.state.step_s == 1.0
