@@ -1,0 +1,1 @@
+"""Random schedules of the state machine among learners, links and crashes."""

@@ -1,0 +1,313 @@
+"""An honest learner's process and its link, one choice at a time.
+
+It follows the rules of the learner's loop: copies of one boundary, a base for
+every fragment, counts since its adoption; what it said is said again on a new
+stream. Nothing is delivered before the world says so. (arXiv 2604.21428,
+Sec. 3 and App. E.)
+"""
+
+import collections
+import dataclasses
+from typing import Any
+
+from ddiloco_jax.protocol import events
+from ddiloco_jax.protocol.events import ZERO, Counts, Position, Version
+from ddiloco_jax.protocol.rules import Rules
+
+
+class Push:
+  """An answer on its way; `told` once the syncer has it whole."""
+
+  __slots__ = ("num_bytes", "reply", "told")
+
+  def __init__(self, reply: events.Replied):
+    self.reply, self.num_bytes, self.told = reply, 0, False
+
+
+class Process:
+  """What one process of a learner knows, and the queues of its link.
+
+  Attributes:
+    up, down: The control stream's messages that have not arrived.
+    bases: What it trains from; None before its first adoption.
+    copies: Per fragment, (base, counts, positions) of a boundary.
+    applied, reported: Its last words, for a new stream.
+    wanted: Fragments to fetch -> whether exactly.
+    fresh: Fetched and not yet taken by the loop.
+    held: Taken, and not yet adopted.
+    trained: Per fragment, steps taken in all.
+    is_over: It does not join again.
+  """
+
+  def __init__(self, slot: int, nonce: str, rules: Rules, max_replies: int):
+    num = rules.num_fragments
+    self.name, self.nonce, self.rules = f"L{slot}", nonce, rules
+    self.max_replies = max_replies
+    self.incarnation = self.epoch = self.step = self.t = 0
+    self.connected = self.is_over = self.stopped = False
+    self.waiting = self.exhausted = self.said_end = False
+    self.has_started = False
+    self.up: collections.deque[events.LearnerEvent] = collections.deque()
+    self.down: collections.deque[Any] = collections.deque()
+    self.bases: list[Version | None] = [None] * num
+    self.counts = [ZERO] * num
+    self.trained = [0] * num
+    self.copies: dict[int, tuple[Version, Counts, tuple[Position, ...]]] = {}
+    self.applied: dict[int, events.Applied] = {}
+    self.reported: events.Reported | None = None
+    self.wanted: dict[int, bool] = {}
+    self.newest: dict[int, Version] = {}
+    self.fresh: dict[int, tuple[Version, bool]] = {}
+    self.held: dict[int, tuple[Version, bool]] = {}
+    self.boundaries: dict[int, int] = {}
+    self.pulls: dict[int, events.Pull] = {}
+    self.pushes: list[Push] = []
+    self.last_reply: events.Replied | None = None
+    self.positions: tuple[Position, ...] = ()
+    self.starts: tuple[int, ...] = ()
+
+  # --- the stream ---------------------------------------------------------------
+
+  def hello(self, *, takeover: bool) -> events.Joined:
+    num = self.rules.num_fragments
+    known = len(self.applied) == num
+    bases = [self.applied[p].version for p in range(num)] if known else []
+    return events.Joined(
+      learner=self.name,
+      nonce=self.nonce,
+      takeover=takeover,
+      bases=tuple(bases),
+      max_replies=self.max_replies,
+    )
+
+  def welcomed(
+    self, hello: events.Joined, welcome: events.Welcome, epoch: int
+  ) -> None:
+    """A new stream is open: what was missed is wanted, and said again."""
+    if not (welcome.reconnect and self.epoch == epoch):
+      self.pulls.clear()
+      self.pushes.clear()
+      self.last_reply = None
+    self.up.clear()
+    self.down.clear()
+    if self.epoch != epoch:  # If the run still ends, it is said again.
+      self.stopped = self.said_end = False
+    self.incarnation, self.epoch = welcome.incarnation, epoch
+    self.connected, self.t = True, welcome.t
+    self.starts = tuple(clock.n0 for clock in welcome.clocks)
+    if not welcome.reconnect:
+      self.copies = {}
+      self.positions = welcome.positions
+      if self.reported:
+        self.reported = dataclasses.replace(
+          self.reported, positions=welcome.positions
+        )
+    for p, clock in enumerate(welcome.clocks):
+      newest = self.newest.get(p)
+      if newest and self._is_rolled_back(p, newest):
+        del self.newest[p]
+        self.fresh.pop(p, None)
+      if not self._is_known(p, clock.version):
+        self.wanted[p] = False
+    for p, applied in self.applied.items():
+      if not hello.bases or applied.version != hello.bases[p]:
+        self.say(applied)
+    if self.reported:
+      self.say(self.reported)
+
+  def say(self, event: events.LearnerEvent) -> None:
+    if self.connected:
+      event = dataclasses.replace(
+        event, learner=self.name, incarnation=self.incarnation
+      )
+      self.up.append(event)
+
+  def lose_stream(self) -> None:
+    self.connected = False
+    self.up.clear()
+    self.down.clear()
+
+  def hear(self, notice: Any) -> None:
+    """Takes the next notice of the syncer."""
+    match notice:
+      case events.Pull(fragment=p):
+        self.pulls[p] = notice
+      case events.Publish(fragment=p):
+        if notice.exact or not self._is_known(p, notice.version):
+          self.wanted[p] = notice.exact
+      case events.GiveUp(fragment=p):
+        pull = self.pulls.get(p)
+        name = (notice.round, notice.attempt)
+        if pull and (pull.round, pull.attempt) == name:
+          del self.pulls[p]
+      case events.Ending():
+        self.stopped = True
+      case events.Finished():
+        self.is_over = True
+
+  def fetched(self, p: int, version: Version, *, exact: bool) -> None:
+    del self.wanted[p]
+    if not self._is_rolled_back(p, version):
+      self.newest[p] = version
+      self.fresh[p] = (version, exact)
+
+  def _is_known(self, p: int, version: Version) -> bool:
+    newest = self.newest.get(p)
+    return newest is not None and (newest == version or newest.n > version.n)
+
+  def _is_rolled_back(self, p: int, version: Version) -> bool:
+    return version.epoch < self.epoch and version.n > self.starts[p]
+
+  # --- the loop -----------------------------------------------------------------
+
+  def take(self) -> None:
+    """The loop takes what was fetched; it adopts it later."""
+    if self.has_started or len(self.fresh) == len(self.bases):
+      cumulative = self.rules.wait_for_publication or self.rules.max_ahead
+      if cumulative and not (self.has_started or self.held):
+        self.step = self.t
+      self.held |= self.fresh
+      self.fresh = {}
+
+  def boundary(self, tokens: int, mask: int) -> None:
+    """One turn of the loop: adopt, maybe wait, train, copy, report.
+
+    Args:
+      tokens: Of the step.
+      mask: Which fragments are copied beside those that were pulled.
+    """
+    self.take()
+    self._adopt_held()
+    if not self.has_started or self.is_over:
+      return
+    if self.stopped:
+      self._offer_last()
+    elif self._must_wait():
+      if not self.waiting:
+        self.waiting = True
+        self._report()
+    elif not self.exhausted:
+      self._step(tokens, mask)
+
+  def exhaust(self) -> None:
+    if self.has_started and not (self.stopped or self.exhausted):
+      self.exhausted = True
+      self._report()
+
+  def _adopt_held(self) -> None:
+    for p, (version, exact) in tuple(self.held.items()):
+      at = self.boundaries.get(p)
+      delay = self.rules.adoption_delay_steps
+      if at is not None and self.step - at < delay and not exact:
+        continue
+      del self.held[p]
+      applied = events.Applied(
+        fragment=p,
+        version=version,
+        step=self.step,
+        counts=self.counts[p],
+        exact=exact,
+      )
+      self.applied[p] = applied
+      self.bases[p], self.counts[p] = version, ZERO
+      self.copies.pop(p, None)
+      self.boundaries.pop(p, None)
+      if self.reported:
+        self.reported = self._without(self.reported, p)
+      self.say(applied)
+    self.has_started = self.has_started or None not in self.bases
+
+  def _without(self, report: events.Reported, p: int) -> events.Reported:
+    counts = list(report.counts)
+    counts[p] = ZERO
+    kept = tuple(b for b in report.boundaries if b[0] != p)
+    return dataclasses.replace(report, counts=tuple(counts), boundaries=kept)
+
+  def _must_wait(self) -> bool:
+    rules = self.rules
+    if rules.max_ahead:
+      return self.step - self.t > rules.max_ahead
+    if not rules.wait_for_publication:
+      return False
+    last = rules.num_syncer_steps
+    return 0 < last <= self.step or any(
+      self.step - at >= rules.adoption_delay_steps
+      for at in self.boundaries.values()
+    )
+
+  def _step(self, tokens: int, mask: int) -> None:
+    self.step += 1
+    self.waiting = False
+    self.counts = [Counts(c[0] + 1, c[1] + tokens) for c in self.counts]
+    self.trained = [n + 1 for n in self.trained]
+    self.positions = tuple(Position(s, b + 1) for s, b in self.positions)
+    self._copy(mask)
+    self._report()
+
+  def _copy(self, mask: int) -> None:
+    num, cycle = self.rules.num_fragments, self.rules.cycle_steps
+    if self.rules.wait_for_publication:
+      due = [
+        p
+        for p in range(num)
+        if self.step % cycle == p * cycle // num and p not in self.boundaries
+      ]
+      self.boundaries.update({p: self.step for p in due})
+    else:
+      self.copies = {}
+      due = [p for p in range(num) if mask >> p & 1 or p in self.pulls]
+    self._offer(due)
+    if self.rules.wait_for_publication:
+      at = self.boundaries
+      self.copies = {p: c for p, c in self.copies.items() if p in at}
+      self.boundaries = {p: at[p] for p in at if p in self.copies}
+
+  def _offer(self, due: Any) -> None:
+    for p in due:
+      base, counts = self.bases[p], self.counts[p]
+      if base is not None and counts.steps:
+        self.copies[p] = base, counts, self.positions
+
+  def _offer_last(self) -> None:
+    if not self.said_end:
+      self.said_end = True
+      self.copies = {}
+      self._offer(range(len(self.bases)))
+
+  def _report(self) -> None:
+    self.reported = events.Reported(
+      step=self.step,
+      counts=tuple(self.counts),
+      positions=self.positions,
+      boundaries=tuple(sorted(self.boundaries.items())),
+      waiting=self.waiting,
+      exhausted=self.exhausted,
+    )
+    self.say(self.reported)
+
+  # --- answers ------------------------------------------------------------------
+
+  def begin_push(self, loudness: float, *, per_lr: bool) -> Push | None:
+    """Answers a pull from a copy, if it has one and the link is free."""
+    if len(self.pushes) >= self.max_replies:
+      return None
+    p = next((p for p in self.pulls if p in self.copies), None)
+    if p is None:
+      return None
+    pull = self.pulls.pop(p)
+    base, counts, positions = self.copies[p]
+    reply = events.Replied(
+      learner=self.name,
+      incarnation=self.incarnation,
+      fragment=p,
+      round=pull.round,
+      attempt=pull.attempt,
+      base=base,
+      counts=counts,
+      norm=loudness * counts.steps,
+      lr_sum=float(counts.steps) if per_lr else 0.0,
+      positions=positions,
+    )
+    push = Push(reply)
+    self.pushes.append(push)
+    return push
