@@ -38,6 +38,10 @@ class RunConfig:
     log_every_steps: Steps between two lines of a metrics file.
     checkpoint_every_steps: A training process's own steps between two of its
       checkpoints; 0 for none on the way.
+    durability: What a syncer that was killed comes back with: every "commit",
+      each on disk before it is published, or the newest "snapshot".
+    on_write_error: What a process does when a commit or a checkpoint cannot be
+      written: "stop", or "continue" without it and try again with the next.
     checkpoint_every_s: Time between two checkpoints of the syncer.
     max_to_keep: Checkpoints kept.
     record_payloads: Keep what a replay of the tensors needs: at the syncer the
@@ -54,6 +58,8 @@ class RunConfig:
   lr_index: str = "syncer"
   log_every_steps: int = 10
   checkpoint_every_steps: int = 0
+  durability: str = "commit"
+  on_write_error: str = "stop"
   checkpoint_every_s: float = 60.0
   max_to_keep: int = 3
   record_payloads: bool = False
@@ -71,6 +77,10 @@ class RunConfig:
       _check(self, name, getattr(self, name) > 0, "above 0")
     known = self.lr_index in ("syncer", "own")
     _check(self, "lr_index", known, 'one of "syncer", "own"')
+    known = self.durability in ("commit", "snapshot")
+    _check(self, "durability", known, 'one of "commit", "snapshot"')
+    known = self.on_write_error in ("stop", "continue")
+    _check(self, "on_write_error", known, 'one of "stop", "continue"')
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,8 +60,9 @@ def make_start(
   sizes = tuple(layout.num_params(p) for p in range(layout.num_fragments))
   rules = dataclasses.replace(cfg.sync, fragment_params=sizes)
   if store.has_progress:
-    tensors, saved, record = store.restore(layout, tx)
-    state = machine.restore(rules, saved, store.epoch)
+    found = store.restore(layout, tx)
+    tensors, record = found.tensors, found.spec
+    state = machine.restore(rules, found.state, store.epoch, found.merged)
     _check_goes_on(state, store.path)
     _check_fixed(cfg, record["config"])
     run_id = record["run_id"]

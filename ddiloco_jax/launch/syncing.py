@@ -119,7 +119,8 @@ class SyncerRun:
       "config": json.loads(config.to_json(cfg)),
     }
     self._every_s = cfg.run.checkpoint_every_s
-    self.store.begin()
+    num_merges = sum(f.version.n for f in start.state.fragments)
+    self.store.begin(start.spec.run_id, num_merges)
     (self.store.path / "config.json").write_text(config.to_json(cfg))
     head = tape.header(
       start.state,
@@ -161,6 +162,7 @@ class SyncerRun:
       cfg.merge,
       cfg.wire.down_format,
       record=self._payloads.write if self._payloads else None,
+      commit=self._commit if cfg.run.durability == "commit" else None,
     )
     start = time.monotonic() - state.now
     return Syncer(
@@ -171,7 +173,16 @@ class SyncerRun:
       now=lambda: time.monotonic() - start,
     )
 
+  def _commit(
+    self,
+    merged: events.Merged,
+    theta: Mapping[str, np.ndarray],
+    outer_state: Any,
+  ) -> None:
+    self.store.commit(self.syncer.state, merged, theta, outer_state)
+
   def _save(self) -> None:
+    self.store.begin_save()
     tensors, state = self.syncer.snapshot()
     self.store.save(tensors, state, self._record)
 

@@ -189,7 +189,10 @@ def load(rules: Rules, values: dict[str, Any]) -> State:
 
 
 def restore(
-  rules: Rules, values: dict[str, Any], epoch: int | None = None
+  rules: Rules,
+  values: dict[str, Any],
+  epoch: int | None = None,
+  merged: events.Merged | None = None,
 ) -> State:
   """The first state of a new epoch after a restart of the syncer.
 
@@ -203,12 +206,17 @@ def restore(
     rules: May differ from the saved run's, the number of fragments apart.
     values: What `save` returned.
     epoch: Of the start, later than the saved one; None for the next.
+    merged: A merge that was under way in the saved state, and was committed.
 
   Raises:
     ValueError: Another format, another P, or an epoch that is not later.
   """
   initial(rules)  # Refuses rules that contradict each other.
   old = load(rules, values)
+  if merged is not None:
+    booked = Turn(old)
+    publishing.merged(booked, merged)
+    old = booked.freeze()
   turn = Turn(old)
   turn.epoch = old.epoch + 1 if epoch is None else epoch
   if turn.epoch <= old.epoch:

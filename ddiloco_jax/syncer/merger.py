@@ -27,6 +27,7 @@ from ddiloco_jax.wire import codec
 
 NUM_KEPT = 2  # Published versions that can be fetched (wire: FetchFragment).
 Record = Callable[[events.Merge, Sequence[Reply]], object]
+Commit = Callable[[events.Merged, Mapping[str, np.ndarray], Any], object]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,6 +63,8 @@ class Merger:
     failed: Called with what ended the worker, on the worker.
     record: Called with each merge before it is done, on the worker; then the
       replies must hold the bytes that were received.
+    commit: Called with each merge before it can be fetched and before `done`,
+      on the worker, with the new Theta and outer state of its fragment.
   """
 
   def __init__(
@@ -75,6 +78,7 @@ class Merger:
     done: Callable[[events.Merged], object],
     failed: Callable[[BaseException], None],
     record: Record | None = None,
+    commit: Commit | None = None,
   ):
     self._layout = layout
     self._tx = tx
@@ -83,6 +87,7 @@ class Merger:
     self._done = done
     self._failed = failed
     self._record = record
+    self._commit = commit
     self._outer = list(tensors.outer)
     self._kept: list[collections.deque[Published]] = [
       collections.deque([self._encode(p, version, theta)], maxlen=NUM_KEPT)
@@ -161,16 +166,21 @@ class Merger:
     deltas = [reply.delta for reply in replies]
     replies.clear()
     merged = merge_deltas(self._layout, self._cfg, effect, deltas)
-    theta, self._outer[p] = outer.step(
+    theta, state = outer.step(
       self._tx, self._kept[p][-1].theta, merged, self._outer[p]
     )
-    self._kept[p].append(self._encode(p, effect.version, theta))
-    return events.Merged(
+    published = self._encode(p, effect.version, theta)
+    done = events.Merged(
       fragment=p,
       round=effect.round,
       version=effect.version,
       digest=digest(theta),
     )
+    if self._commit is not None:
+      self._commit(done, theta, state)
+    self._outer[p] = state
+    self._kept[p].append(published)
+    return done
 
   def _tensors(self) -> Tensors:
     return Tensors(

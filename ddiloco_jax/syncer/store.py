@@ -1,27 +1,56 @@
 """A run's directory: one run, one directory, one lock.
 
-Holds the lock for as long as the process lives, raises the epoch durably at
-every start, and keeps the syncer's checkpoints: `params` as an item of its own,
-so that plain orbax restores it, beside `outer`, `state` and `spec`. Until
-`begin`, which is called once nothing can refuse the start any more, the run in
-it is as it was.
+Holds the lock for as long as the process lives, takes the next epoch at every
+start, and keeps what a restart needs: the syncer's checkpoints (`params` as an
+item of its own, so that plain orbax restores it, beside `outer`, `state` and
+`spec`), and the journal of the commits since. Until `begin`, which is called
+once nothing can refuse the start any more, the run in it is as it was.
 """
 
 import contextlib
 import fcntl
-import json
-import os
+import logging
 import pathlib
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import optax
 
 from ddiloco_jax.algorithm import fragments, outer
-from ddiloco_jax.protocol import machine
+from ddiloco_jax.protocol import events, machine, saved
+from ddiloco_jax.protocol.state import FragmentState
 from ddiloco_jax.syncer.errors import InUse
+from ddiloco_jax.syncer.files import Files, OsFiles
+from ddiloco_jax.syncer.journal import Journal, Place
 from ddiloco_jax.syncer.merger import Tensors
 from ddiloco_jax.training import checkpoint
+
+_log = logging.getLogger(__name__)
+
+
+class Restored(NamedTuple):
+  """What a restart goes on from.
+
+  Attributes:
+    tensors: Of the newest commit.
+    state: What `machine.save` gave, before `merged`.
+    merged: The newest commit; None if it is in `state`.
+    spec: Of the run.
+  """
+
+  tensors: Tensors
+  state: dict[str, Any]
+  merged: events.Merged | None
+  spec: dict[str, Any]
+
+
+class _Changed(NamedTuple):
+  """A fragment that is not on disk yet."""
+
+  n: int
+  arrays: list[np.ndarray]  # Theta in the order of its paths, then outer.
 
 
 class Store:
@@ -31,6 +60,7 @@ class Store:
     directory: Made if missing.
     restore: Go on with the run in it.
     max_to_keep: Checkpoints kept.
+    files: Operations on files.
 
   Attributes:
     epoch: Of this start.
@@ -42,9 +72,16 @@ class Store:
       not set, or `restore` is set and there is no run.
   """
 
-  def __init__(self, directory: str, restore: bool, max_to_keep: int = 3):
+  def __init__(
+    self,
+    directory: str,
+    restore: bool,
+    max_to_keep: int = 3,
+    files: Files | None = None,
+  ):
     self.path = pathlib.Path(directory)
     self.path.mkdir(parents=True, exist_ok=True)
+    self._files = files or OsFiles()
     with contextlib.ExitStack() as stack:
       self._lock = stack.enter_context(open(self.path / "lock", "a"))
       try:
@@ -59,7 +96,10 @@ class Store:
       )
       self._newest = self.checkpoints.latest()  # Or under way.
       self.has_progress = self._newest is not None
-      self.epoch = self._last_epoch() + 1
+      self._journal = Journal(self.path / "journal", self._files)
+      self._place: Place | None = None  # Of the newest commit restored.
+      self._changed: dict[int, _Changed] = {}
+      self.epoch = self._journal.last_epoch() + 1
       self._check(restore)
       stack.pop_all()
 
@@ -79,28 +119,36 @@ class Store:
   def tape(self) -> pathlib.Path:
     return self.path / "tape.jsonl"
 
-  def begin(self) -> None:
-    """Makes this start durable: sets the old tape aside, raises the epoch."""
-    if self.epoch > 1 and self.tape.exists():
-      self.tape.rename(self.path / f"tape.{self.epoch - 1}.jsonl")
-    part = self.path / "epoch.part"
-    with open(part, "w") as file:
-      json.dump(self.epoch, file, allow_nan=False)
-      file.flush()
-      os.fsync(file.fileno())
-    part.rename(self._epoch_file)
+  def begin(self, run_id: str, num_merges: int = 0) -> None:
+    """Makes this start durable: takes the epoch, sets the old tape aside.
+
+    Args:
+      run_id: Of the run.
+      num_merges: Merges in what was restored.
+
+    Raises:
+      InUse: another syncer has taken the epoch.
+    """
+    last = self._journal.last_begun()
+    try:
+      self._journal.fence(self.epoch)
+    except FileExistsError:
+      raise InUse(
+        f"another syncer has begun epoch {self.epoch} of the run in {self.path}"
+        " since this one read it. Stop one of them."
+      ) from None
+    if last and self.tape.exists():
+      self._files.rename(self.tape, self.path / f"tape.{last}.jsonl")
+    self._journal.begin({"run_id": run_id}, self._place, num_merges)
 
   def restore(
     self, layout: fragments.Layout, tx: optax.GradientTransformation
-  ) -> tuple[Tensors, dict[str, Any], dict[str, Any]]:
-    """The newest complete checkpoint.
+  ) -> Restored:
+    """The newest complete checkpoint, and the commits since.
 
     Args:
       layout: Of the model; the checkpoint's must be the same.
       tx: The outer optimizer, whose state is restored.
-
-    Returns:
-      Tensors, machine state, run spec.
 
     Raises:
       ValueError: the checkpoint is of another model, split or outer optimizer.
@@ -127,12 +175,91 @@ class Store:
       tuple({path: params[path] for path in part} for part in theta),
       tuple(trees["outer"][str(p)] for p in range(len(theta))),
     )
-    return tensors, records["state"], spec
+    found = Restored(tensors, records["state"], None, spec)
+    return self._add_commits(found)
+
+  def _add_commits(self, found: Restored) -> Restored:
+    """Puts the commits of the journal on top of a checkpoint."""
+    states = saved.decode(tuple[FragmentState, ...], found.state["fragments"])
+    versions = [fragment.version.n for fragment in states]
+    newest: dict[int, list[np.ndarray]] = {}
+    last: dict[str, Any] | None = None
+    self._place = None
+    for entry in self._journal.entries():
+      head = entry.head
+      if "format" in head:
+        if head["run_id"] != found.spec["run_id"]:
+          continue
+      elif head["num_merges"] > sum(versions):
+        fresh, at = list(versions), 0
+        for p, n, _ in head["fragments"]:
+          fresh[p] = n
+        if sum(fresh) != head["num_merges"]:
+          _log.warning(
+            "%s: after merge %d the journal goes on with merge %d; the run goes"
+            " on from the former",
+            self.path,
+            sum(versions),
+            head["num_merges"],
+          )
+          break
+        for p, _, num in head["fragments"]:
+          newest[p] = entry.arrays[at : at + num]
+          at += num
+        versions, last = fresh, head
+      self._place = entry.place
+    if last is None:
+      return found
+    theta, outer_states = list(found.tensors.theta), list(found.tensors.outer)
+    for p, arrays in newest.items():
+      theta[p], outer_states[p] = _unpack(theta[p], outer_states[p], arrays)
+    return found._replace(
+      tensors=Tensors(tuple(theta), tuple(outer_states)),
+      state=last["state"],
+      merged=saved.decode(events.Merged, last["merged"]),
+    )
+
+  def commit(
+    self,
+    state: machine.State,
+    merged: events.Merged,
+    theta: Mapping[str, np.ndarray],
+    outer_state: Any,
+  ) -> None:
+    """Returns once a merge is on disk: then it may be published.
+
+    Args:
+      state: A state in which the merge is under way.
+      merged: The merge.
+      theta: Of its fragment.
+      outer_state: Of its fragment.
+
+    Raises:
+      OSError: it could not be written; the next commit writes it, too.
+      Superseded: another syncer has taken over the run.
+    """
+    arrays = [theta[path] for path in sorted(theta)]
+    arrays += jax.tree.leaves(outer_state)
+    self._changed[merged.fragment] = _Changed(merged.version.n, arrays)
+    num_merges = sum(f.version.n for f in state.fragments) + 1
+    changed = sorted(self._changed.items())
+    self._journal.append(
+      {
+        "num_merges": num_merges,
+        "fragments": [[p, c.n, len(c.arrays)] for p, c in changed],
+        "merged": saved.encode(merged),
+        "state": machine.save(state),
+      },
+      [array for _, c in changed for array in c.arrays],
+      num_merges,
+    )
+    self._changed.clear()
 
   def save(
     self, tensors: Tensors, state: machine.State, spec: dict[str, Any]
   ) -> None:
     """Starts an asynchronous save, unless these tensors are saved already."""
+    self._journal.drop_covered(self.checkpoints.latest() or 0)
     step = sum(f.version.n for f in state.fragments)  # Merges so far.
     if step == self._newest:
       return
@@ -143,6 +270,10 @@ class Store:
       records={"state": machine.save(state), "spec": spec},
     )
 
+  def begin_save(self) -> None:
+    """To be called before what `save` is given is taken: it covers the rest."""
+    self._journal.rotate()
+
   def wait(self) -> None:
     """Blocks until what was saved is on disk."""
     self.checkpoints.wait()
@@ -150,16 +281,27 @@ class Store:
   def close(self) -> None:
     """Waits for saves under way, then gives up the lock."""
     self.checkpoints.close()
+    self._journal.close()
     self._lock.close()
 
-  @property
-  def _epoch_file(self) -> pathlib.Path:
-    return self.path / "epoch"
 
-  def _last_epoch(self) -> int:
-    if not self._epoch_file.exists():
-      return 0
-    return json.loads(self._epoch_file.read_text())
+def _unpack(
+  theta: Mapping[str, np.ndarray], state: Any, arrays: Sequence[np.ndarray]
+) -> tuple[dict[str, np.ndarray], Any]:
+  """A fragment of the arrays of a commit, in the structure of its like."""
+  leaves, structure = jax.tree.flatten(state)
+  paths = sorted(theta)
+  like = [*(theta[path] for path in paths), *leaves]
+  for one, other in zip(like, arrays, strict=True):
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+      raise ValueError(
+        f"the journal has an array of {other.dtype}{other.shape} where this"
+        f" config gives {one.dtype}{one.shape}: the model and the kind of outer"
+        " optimizer may not change in a run. Use the config that is in the"
+        " directory."
+      )
+  fresh = dict(zip(paths, arrays))
+  return fresh, jax.tree.unflatten(structure, arrays[len(theta) :])
 
 
 def _trees(tensors: Tensors) -> dict[str, Any]:

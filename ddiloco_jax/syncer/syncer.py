@@ -170,6 +170,11 @@ class Syncer:
 
   # --- what its process calls --------------------------------------------------
 
+  @property
+  def state(self) -> machine.State:
+    """The newest one of the machine."""
+    return self._state
+
   def request_stop(self, reason: str) -> None:
     """Ends the run in order: flush, exact publication, goodbye."""
     self._feed(events.StopRequested(reason=reason))

@@ -28,9 +28,14 @@ from tests.support.proxy import Proxy
 from tests.support.quadratic import Quadratic
 from tests.support.served import wait_for
 
+ROLLS_BACK = {
+  "run__durability": "snapshot",
+  "run__checkpoint_every_s": 1000.0,
+}
+
 
 def test_learners_outlive_a_rollback_whose_saved_counts_exceed_theirs(tmp_path):
-  cfg = settings(quorum=2, cycle_steps=24, run__checkpoint_every_s=1000.0)
+  cfg = settings(quorum=2, cycle_steps=24, **ROLLS_BACK)
   with served_run(cfg, tmp_path / "1") as first, proxied(first) as proxy:
     gate = threading.Event()
     gate.set()
@@ -74,7 +79,7 @@ def test_learners_outlive_a_rollback_whose_saved_counts_exceed_theirs(tmp_path):
 
 
 def test_a_version_that_was_fetched_and_rolled_back_is_not_adopted(tmp_path):
-  cfg = settings(quorum=1, run__checkpoint_every_s=1000.0)
+  cfg = settings(quorum=1, **ROLLS_BACK)
   gate = threading.Event()
   gate.set()
   with served_run(cfg, tmp_path / "1") as first, proxied(first) as proxy:
@@ -111,7 +116,7 @@ def test_a_version_that_was_fetched_and_rolled_back_is_not_adopted(tmp_path):
 
 def test_a_learner_that_the_restored_syncer_never_saw_gets_a_shard(tmp_path):
   # bob has taken ada's shard before she is back: she goes on in another one.
-  cfg = settings(quorum=1, run__checkpoint_every_s=1000.0)
+  cfg = settings(quorum=1, **ROLLS_BACK)
   read = []
 
   def make_batches(shard):
@@ -197,7 +202,7 @@ def test_a_learner_that_is_not_answered_can_be_stopped(tmp_path):
 
 
 def test_an_end_that_was_rolled_back_is_withdrawn(tmp_path):
-  cfg = settings(quorum=1, acknowledge_s=60.0, run__checkpoint_every_s=1000.0)
+  cfg = settings(quorum=1, acknowledge_s=60.0, **ROLLS_BACK)
   gate = threading.Event()
   gate.set()
   with served_run(cfg, tmp_path / "1") as first, proxied(first) as proxy:

@@ -112,7 +112,7 @@ def test_a_run_that_was_killed_in_its_end_comes_to_its_end(tmp_path):
     if line.state.end
   )
   killed = Store(str(tmp_path / "killed"), restore=False)
-  killed.begin()
+  killed.begin("run-1")
   killed.save(tensors, in_its_end, record)
   killed.close()
 
@@ -245,7 +245,7 @@ def test_a_run_without_a_checkpoint_begins_afresh(tmp_path, restore):
   # What a kill between the raised epoch and the first checkpoint leaves.
   run_dir = tmp_path / "run"
   killed = Store(str(run_dir), restore=False)
-  killed.begin()
+  killed.begin("run-1")
   killed.close()
 
   cfg = settings(num_syncer_steps=8)
@@ -278,7 +278,7 @@ def test_a_syncer_that_was_killed_while_it_started_restores(tmp_path):
   with ending() as start:
     flags = ("--address=127.0.0.1:0",)
     first = start(command(tmp_path, *flags), tmp_path / "1.log")
-    first.wait_for((tmp_path / "run" / "epoch").exists)
+    first.wait_for((tmp_path / "run" / "journal" / "1-0.log").exists)
     first.signal(signal.SIGKILL)
     first.wait()
     second = start(command(tmp_path, *flags, "--restore"), tmp_path / "2.log")

@@ -63,7 +63,7 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path):
 
 
 def test_learners_that_stay_alive_join_a_killed_and_restored_syncer(tmp_path):
-  # SIGKILL: no goodbye to anyone; what was not saved is rolled back.
+  # SIGKILL: no goodbye to anyone; whatever they were told of is there again.
   run_dir = tmp_path / "run"
   np.savez(tmp_path / "theta.npz", **THETA)
   flags = (
@@ -74,7 +74,7 @@ def test_learners_that_stay_alive_join_a_killed_and_restored_syncer(tmp_path):
       sync__num_fragments=2,
       sync__cycle_steps=4,
       sync__quorum=2,
-      run__checkpoint_every_s=0.5,
+      run__checkpoint_every_s=1.5,
       wire__up_format="float32",
     ),
   )
@@ -121,6 +121,10 @@ def test_learners_that_stay_alive_join_a_killed_and_restored_syncer(tmp_path):
     new = [m.version for m in merges(run_dir / "tape.jsonl") if m.fragment == p]
     assert [v.n for v in old] == list(range(1, len(old) + 1))
     assert start_n[p] <= len(old)
+    told = [
+      v.n for a in two for q, v, *_ in a.adopted if (q, v.epoch) == (p, 1)
+    ]
+    assert max(told) <= start_n[p]
     first_n = start_n[p] + 1
     assert [v.n for v in new] == list(range(first_n, first_n + len(new)))
     assert {v.epoch for v in new} == {2}
