@@ -16,7 +16,7 @@ MEANINGS = {
   OK: "it ended well, also when SIGTERM or SIGINT asked it to",
   FAILED: "failure; its log says which",
   BAD_USAGE: "bad usage, config or data",
-  FENCED: "another process took this learner's id",
+  FENCED: "another process took this learner's id, or an admin evicted it",
   QUORUM_TIMEOUT: "too few learners for sync.quorum_timeout_s",
   NO_SYNCER: "no syncer was there for run.connect_timeout_s or run.max_solo_s",
   IN_USE: "the address or the run directory is in use",

@@ -59,10 +59,7 @@ class Client:
     self._closed = False
 
   def get_run(self) -> port.RunSpec:
-    with self._faults():
-      call = self._call("GetRun")
-      run = call(pb.GetRunRequest(), timeout=self._cfg.call_timeout_s)
-    return messages.run_from_pb(run)
+    return messages.run_from_pb(self._ask("GetRun", pb.GetRunRequest()))
 
   def join(self, hello: port.Hello) -> "ControlStream":
     """Opens a control stream; what is wrong with hello, its notices raise."""
@@ -102,9 +99,7 @@ class Client:
 
   def status(self) -> pb.Status:
     """How the run stands, as the message that the syncer serves."""
-    with self._faults():
-      call = self._call("GetStatus")
-      return call(pb.GetStatusRequest(), timeout=self._cfg.call_timeout_s)
+    return self._ask("GetStatus", pb.GetStatusRequest())
 
   def watch(self, interval_s: float) -> Iterator[pb.Status]:
     """How the run stands, again and again until it ends."""
@@ -117,6 +112,15 @@ class Client:
       finally:
         call.cancel()
 
+  def drain(self, reason: str) -> None:
+    """Asks the syncer to end the run in order."""
+    self._ask("Drain", pb.DrainRequest(reason=reason))
+
+  def evict(self, learner: str, reason: str) -> int:
+    """Shuts a learner's process out; returns its incarnation."""
+    request = pb.EvictRequest(learner_id=learner, reason=reason)
+    return self._ask("Evict", request).incarnation
+
   def close(self) -> None:
     """Ends all calls and connections."""
     with self._lock:
@@ -124,6 +128,15 @@ class Client:
       channels, self._channels = self._channels, {}
     for channel in channels.values():
       channel.close()
+
+  def _ask(self, name: str, request: Any) -> Any:
+    """A call that moves no fragment.
+
+    Raises:
+      ServiceError: a fault of this caller, or of the transport.
+    """
+    with self._faults():
+      return self._call(name)(request, timeout=self._cfg.call_timeout_s)
 
   def _call(self, name: str, connection: str = "control") -> Any:
     with self._lock:

@@ -36,8 +36,20 @@ def check(state: State, event: events.Event) -> None:
       _count(event.attempt, "push: attempt")
     case events.Replied():
       _replied(state, event)
+    case events.EvictRequested():
+      _evicted(state, event.learner)
     case _:
       pass
+
+
+def _evicted(state: State, name: str) -> None:
+  learner = state.learners.get(name)
+  if learner is None or learner.gone:
+    here = sorted(m.learner for m in state.learners.values() if not m.gone)
+    raise ValueError(
+      f"learner {name!r} is to be evicted and has no process in this run: name "
+      f"one of {', '.join(here) or 'nobody, as none is here'}"
+    )
 
 
 def _joined(state: State, event: events.Joined) -> None:

@@ -216,8 +216,16 @@ class Ticked(Event):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested(Event):
-  """SIGTERM or SIGINT reached the syncer: end the run now, in order."""
+  """A signal, or an admin, asks the syncer to end the run now, in order."""
 
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EvictRequested(Event):
+  """An admin shuts the present process of a learner id out."""
+
+  learner: str
   reason: str
 
 

@@ -55,8 +55,8 @@ def _refusal(turn: Turn, event: events.Joined) -> tuple[str, str] | None:
     )
   if old is not None and event.nonce in old.fenced_nonces:
     return "ABORTED", (
-      f"this process of {event.learner!r} was fenced: incarnation "
-      f"{old.incarnation} has taken its place; it does not join again"
+      f"this process of {event.learner!r} was fenced: another one took its "
+      f"place, or it was evicted; it does not join again"
     )
   if old is not None and not same and old.live and old.connected:
     if not event.takeover:

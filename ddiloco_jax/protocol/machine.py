@@ -109,6 +109,8 @@ def _consume(turn: Turn, event: Event) -> None:
       uploads.push_broken(turn, event)
     case events.StopRequested():
       ending.stop_requested(turn, event)
+    case events.EvictRequested():
+      membership.evict(turn, event)
     case _:
       pass  # Ticked: time has passed, which every step looks at.
 

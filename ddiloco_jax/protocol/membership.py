@@ -135,6 +135,18 @@ def resume(turn: Turn, old: Learner, new: Learner) -> Learner:
   return turn.put(new._replace(bases=old.bases))
 
 
+def evict(turn: Turn, event: events.EvictRequested) -> None:
+  """Ends a process for good; another one may take its id."""
+  learner = turn.learners.get(event.learner)
+  if learner is None or learner.gone:
+    return
+  fence(turn, learner, f"{event.learner} was evicted: {event.reason}")
+  turn.count("evicted")
+  learner = turn.learners[event.learner]
+  nonces = (*learner.fenced_nonces[-3:], learner.nonce)
+  turn.put(learner._replace(fenced_nonces=nonces))
+
+
 def _end(turn: Turn, learner: Learner) -> None:
   turn.put(
     learner._replace(

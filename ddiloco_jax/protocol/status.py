@@ -1,4 +1,4 @@
-"""What an operator sees of a run, and the sentence that says what it waits for.
+"""What an operator sees of a run.
 
 (arXiv 2604.21428, Sec. 3; live, training, eligible and contributing are four
 figures.)
@@ -6,10 +6,9 @@ figures.)
 
 import dataclasses
 
-from ddiloco_jax.protocol import ending, ledger, members, schedule
+from ddiloco_jax.protocol import ending, ledger, waiting
 from ddiloco_jax.protocol.events import Counts, Outcome, Version
-from ddiloco_jax.protocol.state import Learner, Round, State
-from ddiloco_jax.protocol.turn import Turn
+from ddiloco_jax.protocol.state import Learner, State
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +61,8 @@ class Status:
   t: int
   num_syncer_steps: int
   phase: str
-  waiting_for: str
+  waiting_for: str  # One sentence; `waiting_kind` is its word.
+  waiting_kind: str
   eta_s: float
   num_live: int
   num_training: int
@@ -90,6 +90,7 @@ def status(state: State, now: float) -> Status:
     now: Seconds since the run began, for what is silent how long.
   """
   rules = state.rules
+  waits = waiting.wait(state, now)
   steps_left = max(0, rules.num_syncer_steps - state.t)
   return Status(
     epoch=state.epoch,
@@ -97,11 +98,12 @@ def status(state: State, now: float) -> Status:
     t=state.t,
     num_syncer_steps=rules.num_syncer_steps,
     phase=phase(state),
-    waiting_for=waiting_for(state, now),
+    waiting_for=waits.sentence,
+    waiting_kind=waits.kind,
     eta_s=steps_left * (state.step_s or 0.0),
     num_live=state.num_live,
     num_training=state.num_training,
-    num_eligible=len(_eligible(state, next_fragment(state))),
+    num_eligible=len(waiting.eligible(state, waiting.next_fragment(state))),
     num_contributing=len(_contributors(state)),
     step_s=state.step_s or 0.0,
     quorum_s=state.quorum_s or 0.0,
@@ -125,7 +127,7 @@ def status(state: State, now: float) -> Status:
         attempt=r.attempt,
         num_members=len(r.members),
         num_replies=len(r.replies),
-        phase=_round_phase(r),
+        phase=waiting.round_phase(r),
       )
       for r in state.rounds
     ),
@@ -140,91 +142,6 @@ def phase(state: State) -> str:
   if state.end is not None:
     return "finished" if state.end.finished else "flushing"
   return "training" if state.num_training >= state.rules.quorum else "waiting"
-
-
-def waiting_for(state: State, now: float) -> str:
-  """One sentence: what the run waits for, naming what is missing."""
-  end, k = state.end, state.rules.quorum
-  if end is not None:
-    return _waiting_at_the_end(state)
-  live = [m for m in state.learners.values() if m.live]
-  if len(live) < k:
-    return (
-      f"waits for {_more(k - len(live), 'learner')}: quorum {k}, {len(live)} "
-      f"live{_names([m.learner for m in live])}"
-    )
-  training = [m for m in live if m.training]
-  if len(training) < k:
-    idle = [m.learner for m in live if not m.training]
-    return (
-      f"waits for {_more(k - len(training), 'learner')} to take a step: quorum "
-      f"{k}, {len(live)} live, {len(training)} training"
-      f"{_names([m.learner for m in training])}; no new step of "
-      f"{', '.join(idle)}"
-    )
-  for r in state.rounds:
-    if not r.merging and r.quorum_at is None:
-      missing = max(0, r.quorum - len(r.replies))
-      names = [member.learner for member in r.waiting]
-      what = _more(missing, "reply") if missing else "a reply with tokens"
-      return (
-        f"round {r.round} of fragment {r.fragment} waits for {what}: quorum "
-        f"{r.quorum}, {len(r.replies)} of {len(r.members)} members replied"
-        f"{_names(names, 'missing ')}"
-      )
-  return _waiting_for_slot(state, now)
-
-
-def _waiting_for_slot(state: State, now: float) -> str:
-  k = state.rules.quorum
-  for due in state.queue:
-    if len(state.rounds) >= state.rules.max_open_rounds:
-      break
-    if due.not_before > now:
-      return (
-        f"fragment {due.fragment} is tried again in "
-        f"{due.not_before - now:.1f} s (attempt {due.attempt})"
-      )
-    able = _eligible(state, due.fragment)
-    if len(able) < k and members.find_round(state, due.fragment) is None:
-      return (
-        f"fragment {due.fragment} is due and waits for "
-        f"{_more(k - len(able), 'eligible learner')}: quorum {k}, {len(able)} "
-        f"eligible{_names(able)}"
-      )
-  if state.rounds:
-    r = state.rounds[0]
-    return (
-      f"round {r.round} of fragment {r.fragment} is in its {_round_phase(r)} "
-      f"phase with {len(r.replies)} of {len(r.members)} replies"
-    )
-  return f"fragment {next_fragment(state)} is due next; t is {state.t}"
-
-
-def _waiting_at_the_end(state: State) -> str:
-  end = state.end
-  assert end is not None
-  if end.finished:
-    return f"nothing: the run has finished ({end.reason})"
-  if end.exact:
-    return (
-      f"waits for {_more(len(end.awaited), 'learner')} to adopt the result"
-      f"{_names(list(end.awaited))}: {end.reason}"
-    )
-  return (
-    f"the run ends ({end.reason}): {len(end.pending)} flush rounds to come, "
-    f"{len(state.rounds)} under way"
-  )
-
-
-def next_fragment(state: State) -> int:
-  """The fragment that is due, or comes due next."""
-  if state.queue:
-    return state.queue[0].fragment
-  cycle = state.rules.cycle_steps
-  slots = schedule.slots(state.rules.num_fragments, cycle)
-  ahead = (slots.get((state.t + d) % cycle) for d in range(1, cycle + 1))
-  return next(p for p in ahead if p is not None)
 
 
 def realised_h(state: State, fragment: int) -> float:
@@ -282,15 +199,6 @@ def _contributors(state: State) -> set[str]:
   return {member.learner for member in contributors}
 
 
-def _eligible(state: State, fragment: int) -> list[str]:
-  turn = Turn(state)
-  return [
-    learner.learner
-    for learner in state.learners.values()
-    if members.is_member(turn, learner, fragment)
-  ]
-
-
 def _learner(state: State, learner: Learner, now: float) -> LearnerStatus:
   return LearnerStatus(
     learner=learner.learner,
@@ -329,22 +237,3 @@ def _note(state: State, learner: Learner, now: float) -> str:
   if newest is not None and newest.outcome in (Outcome.REFUSED, Outcome.LATE):
     return f"its last reply was {newest.outcome}: {newest.reason}"
   return ""
-
-
-def _round_phase(r: Round) -> str:
-  if r.merging:
-    return "merging"
-  return "collecting" if r.quorum_at is None else "grace"
-
-
-def _more(num: int, noun: str) -> str:
-  if num != 1:
-    noun = noun[:-1] + "ies" if noun.endswith("y") else noun + "s"
-  return f"{num} more {noun}"
-
-
-def _names(names: list[str], prefix: str = "") -> str:
-  if not names:
-    return ""
-  shown = names[:8] + ([f"and {len(names) - 8} more"] if len(names) > 8 else [])
-  return f" ({prefix}{', '.join(shown)})"

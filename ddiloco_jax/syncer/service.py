@@ -14,7 +14,15 @@ import grpc
 
 from ddiloco_jax.protocol import events
 from ddiloco_jax.protocol.status import Status
-from ddiloco_jax.wire import codec, headers, messages, port, standing, transfer
+from ddiloco_jax.wire import (
+  codec,
+  fields,
+  headers,
+  messages,
+  port,
+  standing,
+  transfer,
+)
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError, to_grpc
 
@@ -22,9 +30,13 @@ _Message = TypeVar("_Message")
 
 
 class Served(port.Synchronizer, Protocol):
-  """What a service carries: a Synchronizer that also tells how it stands."""
+  """What a service carries: a Synchronizer that is also operated."""
 
   def status(self) -> Status: ...
+
+  def request_stop(self, reason: str) -> None: ...
+
+  def evict(self, learner: str, reason: str) -> int: ...
 
 
 class Service:
@@ -101,6 +113,21 @@ class Service:
         if status.phase == "finished":
           return
         gone.wait(interval_s)
+
+  def Drain(self, request: pb.DrainRequest, context) -> pb.DrainReply:
+    with _faults(context):
+      self._synchronizer.request_stop(
+        f"drained by an admin: {_reason(request)}"
+      )
+      return pb.DrainReply()
+
+  def Evict(self, request: pb.EvictRequest, context) -> pb.EvictReply:
+    with _faults(context):
+      learner = fields.learner_from_pb("Evict.learner_id", request.learner_id)
+      incarnation = self._synchronizer.evict(
+        learner, f"by an admin: {_reason(request)}"
+      )
+      return pb.EvictReply(incarnation=incarnation)
 
 
 class _Upward(threading.Thread):
@@ -184,6 +211,11 @@ def _receive_hello(requests: Iterator[pb.LearnerMessage]) -> port.Hello:
       f"a control stream opened with {said}; it must open with hello.",
     )
   return hello
+
+
+def _reason(request: pb.DrainRequest | pb.EvictRequest) -> str:
+  """Why an admin wants it, as the records tell it."""
+  return request.reason[: fields.MAX_TEXT] or "no reason was given"
 
 
 def _interval_s(request: pb.WatchStatusRequest) -> float:

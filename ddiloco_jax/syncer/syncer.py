@@ -179,6 +179,18 @@ class Syncer:
     """Ends the run in order: flush, exact publication, goodbye."""
     self._feed(events.StopRequested(reason=reason))
 
+  def evict(self, learner: str, reason: str) -> int:
+    """Fences a learner's process; returns its incarnation.
+
+    Raises:
+      ServiceError: INVALID_ARGUMENT for an id that has no process here.
+    """
+    event = events.EvictRequested(learner=learner, reason=reason)
+    with self._lock:
+      self._check(event)
+      self._feed(event)
+      return self._state.learners[learner].incarnation
+
   def wait(self, timeout_s: float) -> events.Finished | None:
     """Blocks until the run has finished, at most `timeout_s`.
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from ddiloco_jax.protocol import events, machine, status
+from ddiloco_jax.protocol import events, machine, status, waiting
 from ddiloco_jax.protocol.events import Counts, Version
 from ddiloco_jax.protocol.rules import Rules
 
@@ -175,7 +175,7 @@ class Hand:
     return status.account_totals(self.state, name, p)
 
   def waiting_for(self) -> str:
-    return status.waiting_for(self.state, self.now)
+    return waiting.wait(self.state, self.now).sentence
 
 
 def only(effects: Sequence[Any], kind: type) -> Any:

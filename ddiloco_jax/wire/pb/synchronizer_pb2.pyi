@@ -571,7 +571,7 @@ class WatchStatusRequest(_message.Message):
     def __init__(self, interval_s: _Optional[float] = ...) -> None: ...
 
 class Status(_message.Message):
-    __slots__ = ("run_id", "epoch", "time_s", "t", "num_syncer_steps", "phase", "waiting_for", "eta_s", "num_live", "num_training", "num_eligible", "num_contributing", "step_s", "quorum_s", "sync_s", "learners", "fragments", "rounds", "books", "bytes_up", "bytes_down", "counters", "alarms")
+    __slots__ = ("run_id", "epoch", "time_s", "t", "num_syncer_steps", "phase", "waiting_for", "eta_s", "num_live", "num_training", "num_eligible", "num_contributing", "step_s", "quorum_s", "sync_s", "learners", "fragments", "rounds", "books", "bytes_up", "bytes_down", "counters", "alarms", "waiting_kind")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -602,6 +602,7 @@ class Status(_message.Message):
     BYTES_DOWN_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     ALARMS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_KIND_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     epoch: int
     time_s: float
@@ -625,7 +626,8 @@ class Status(_message.Message):
     bytes_down: int
     counters: _containers.ScalarMap[str, int]
     alarms: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, run_id: _Optional[str] = ..., epoch: _Optional[int] = ..., time_s: _Optional[float] = ..., t: _Optional[int] = ..., num_syncer_steps: _Optional[int] = ..., phase: _Optional[str] = ..., waiting_for: _Optional[str] = ..., eta_s: _Optional[float] = ..., num_live: _Optional[int] = ..., num_training: _Optional[int] = ..., num_eligible: _Optional[int] = ..., num_contributing: _Optional[int] = ..., step_s: _Optional[float] = ..., quorum_s: _Optional[float] = ..., sync_s: _Optional[float] = ..., learners: _Optional[_Iterable[_Union[LearnerStatus, _Mapping]]] = ..., fragments: _Optional[_Iterable[_Union[FragmentStatus, _Mapping]]] = ..., rounds: _Optional[_Iterable[_Union[RoundStatus, _Mapping]]] = ..., books: _Optional[_Iterable[_Union[Book, _Mapping]]] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., alarms: _Optional[_Iterable[str]] = ...) -> None: ...
+    waiting_kind: str
+    def __init__(self, run_id: _Optional[str] = ..., epoch: _Optional[int] = ..., time_s: _Optional[float] = ..., t: _Optional[int] = ..., num_syncer_steps: _Optional[int] = ..., phase: _Optional[str] = ..., waiting_for: _Optional[str] = ..., eta_s: _Optional[float] = ..., num_live: _Optional[int] = ..., num_training: _Optional[int] = ..., num_eligible: _Optional[int] = ..., num_contributing: _Optional[int] = ..., step_s: _Optional[float] = ..., quorum_s: _Optional[float] = ..., sync_s: _Optional[float] = ..., learners: _Optional[_Iterable[_Union[LearnerStatus, _Mapping]]] = ..., fragments: _Optional[_Iterable[_Union[FragmentStatus, _Mapping]]] = ..., rounds: _Optional[_Iterable[_Union[RoundStatus, _Mapping]]] = ..., books: _Optional[_Iterable[_Union[Book, _Mapping]]] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., alarms: _Optional[_Iterable[str]] = ..., waiting_kind: _Optional[str] = ...) -> None: ...
 
 class LearnerStatus(_message.Message):
     __slots__ = ("learner_id", "incarnation", "live", "training", "contributing", "exhausted", "step", "step_s", "silent_s", "metrics", "note")

@@ -1,0 +1,86 @@
+"""Operates a run: ends it in order, or shuts a learner out.
+
+  python -m ddiloco_jax.cli.admin HOST:PORT drain --reason="maintenance"
+  python -m ddiloco_jax.cli.admin HOST:PORT evict 3 --reason="its host is sick"
+
+drain ends the run as SIGTERM does: flush, last publication, exit code 0; the
+run can be restored. evict fences the present process of a learner id, which
+exits with code 3; another process may take the id.
+"""
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from ddiloco_jax.launch import exits
+from ddiloco_jax.learner.client import Client
+from ddiloco_jax.wire.options import WireConfig
+from ddiloco_jax.wire.status import ServiceError
+
+
+def make_parser() -> argparse.ArgumentParser:
+  shared = argparse.ArgumentParser(add_help=False)
+  shared.add_argument("--reason", default="", help="for logs and the tape")
+  shared.add_argument("--json", action="store_true", help="print JSON instead")
+  shared.add_argument(
+    "--timeout_s", type=float, default=10.0, help="of the call (default: 10)"
+  )
+  parser = argparse.ArgumentParser(
+    prog="python -m ddiloco_jax.cli.admin",
+    description=__doc__,
+    epilog="exit codes:\n"
+    + exits.table((exits.OK, exits.FAILED, exits.BAD_USAGE, exits.NO_SYNCER)),
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
+  )
+  add = parser.add_argument
+  add("address", metavar="HOST:PORT", help="of the syncer: RUN/address has it")
+  verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+  verbs.add_parser("drain", parents=[shared], help="end the run in order")
+  evict = verbs.add_parser("evict", parents=[shared], help="shut a learner out")
+  evict.add_argument("learner", metavar="ID", help="of the learner")
+  return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+  parser = make_parser()
+  flags = parser.parse_args(argv)
+  try:
+    client = Client(flags.address, WireConfig(call_timeout_s=flags.timeout_s))
+  except ValueError as error:
+    parser.error(str(error))
+  try:
+    values, sentence = act(client, flags)
+  except ServiceError as error:
+    print(f"error: {error}", file=sys.stderr)
+    return exits.NO_SYNCER if error.is_worth_retrying else exits.FAILED
+  finally:
+    client.close()
+  print(json.dumps(values, allow_nan=False) if flags.json else sentence)
+  return exits.OK
+
+
+def act(
+  client: Client, flags: argparse.Namespace
+) -> tuple[dict[str, Any], str]:
+  """What was done: as values, and as a sentence."""
+  match flags.verb:
+    case "drain":
+      client.drain(flags.reason)
+      return {}, f"the run at {flags.address} ends; its learners are told"
+    case "evict":
+      incarnation = client.evict(flags.learner, flags.reason)
+      return {"incarnation": incarnation}, (
+        f"incarnation {incarnation} of learner {flags.learner} is shut out"
+      )
+  raise AssertionError(flags.verb)
+
+
+def run() -> None:
+  """Console entry point."""
+  sys.exit(main())
+
+
+if __name__ == "__main__":
+  run()

@@ -1,0 +1,95 @@
+"""An admin drains a run and evicts learners, over gRPC."""
+
+import json
+
+import pytest
+
+from ddiloco_jax.cli import admin
+from ddiloco_jax.launch import exits
+from ddiloco_jax.protocol import events
+from ddiloco_jax.wire.status import ServiceError
+from tests.protocol.by_hand import Hand
+from tests.support.over_grpc import (
+  LoopLearner,
+  learners,
+  paced,
+  served_run,
+  settings,
+)
+from tests.support.served import wait_for
+
+
+def test_a_drained_run_ends_as_on_a_signal(tmp_path, capsys):
+  with served_run(settings(quorum=1), tmp_path / "run") as run:
+    ada = LoopLearner(run.address, "ada", paced(0.02))
+    with learners(ada):
+      wait_for(lambda: sum(f.version.n for f in run.status().fragments) >= 2)
+
+      code = admin.main([run.address, "drain", "--reason=maintenance"])
+
+      assert code == exits.OK
+      finished = run.wait()
+      assert "drained by an admin: maintenance" in ada.end()
+  assert finished.exit_code == exits.OK
+  assert finished.missing == ()
+  assert run.address in capsys.readouterr().out
+
+
+def test_an_evicted_process_is_fenced_and_its_id_is_free(tmp_path, capsys):
+  with served_run(settings(quorum=1), tmp_path / "run") as run:
+    ada = LoopLearner(run.address, "ada", paced(0.02))
+    bob = LoopLearner(run.address, "bob", paced(0.02))
+    with learners(ada, bob):
+      wait_for(lambda: ada.steps and bob.steps)
+
+      flags = ["evict", "bob", "--reason=its host is sick", "--json"]
+      assert admin.main([run.address, *flags]) == exits.OK
+
+      bob.join(20.0)
+      assert isinstance(bob.error, ServiceError)
+      assert bob.error.code == "ABORTED"
+      assert "evicted" in bob.error.text
+      told = json.loads(capsys.readouterr().out)
+      again = LoopLearner(run.address, "bob", paced(0.02))
+      with learners(again):
+        wait_for(lambda: again.steps)
+        assert again.link.welcome.session.incarnation > told["incarnation"]
+      assert ada.error is None
+
+
+def test_whoever_is_not_here_is_not_evicted(tmp_path, capsys):
+  with served_run(settings(quorum=1), tmp_path / "run") as run:
+    ada = LoopLearner(run.address, "ada", paced(0.02))
+    with learners(ada):
+      wait_for(lambda: ada.steps)
+
+      assert admin.main([run.address, "evict", "bob"]) == exits.FAILED
+
+  error = capsys.readouterr().err
+  assert "'bob'" in error
+  assert "name one of ada" in error
+
+
+@pytest.mark.parametrize("address", ["", "127.0.0.1:9"])
+def test_no_syncer_there_has_its_own_code(address, capsys):
+  code = None
+  try:
+    code = admin.main([address, "drain", "--timeout_s=1"])
+  except SystemExit as exit_:
+    code = exit_.code
+
+  assert code == (exits.NO_SYNCER if address else exits.BAD_USAGE)
+  assert capsys.readouterr().err
+
+
+def test_an_evicted_process_does_not_join_again():
+  hand = Hand()
+  hand.join("ada")
+  hand.report("ada")
+  hand.tell(events.EvictRequested(learner="ada", reason="it lies"))
+
+  (reject,) = hand.tell(events.Joined(learner="ada", nonce="ada-0"))
+
+  assert reject.code == "ABORTED"
+  assert hand.state.counters["evicted"] == 1
+  assert [type(e) for e in hand.join("ada", nonce="other")] == [events.Welcome]
