@@ -7,14 +7,17 @@ does. Exit codes: 0 the run ended well, 1 failure, 2 bad usage or config, 4 too
 few learners for sync.quorum_timeout_s, 6 address or directory in use.
 """
 
+import contextlib
 import dataclasses
 import logging
 import pathlib
+from collections.abc import Callable
 
 from absl import flags
 
 from ddiloco_jax import config
 from ddiloco_jax.launch import exits, process
+from ddiloco_jax.protocol.status import Status
 
 _ADDRESS = flags.DEFINE_string(
   "address",
@@ -37,6 +40,14 @@ _RECORD_PAYLOADS = flags.DEFINE_bool(
   False,
   "Keep what a replay of the tensors needs; run.record_payloads.",
 )
+_METRICS_PORT = flags.DEFINE_integer(
+  "metrics_port",
+  None,
+  "Serve Prometheus metrics there; 0 takes a free port, and the log says which.",
+)
+_METRICS_HOST = flags.DEFINE_string(
+  "metrics_host", "127.0.0.1", "Where --metrics_port listens; no TLS, no token."
+)
 config.define_flag()
 
 
@@ -52,13 +63,29 @@ def main() -> int:
     theta = arrays.load_arrays(_ARRAYS.value) if _ARRAYS.value else None
   run_dir = pathlib.Path(_RUN_DIR.value or cfg.run.directory)
   stop = process.stop_on_signals()
-  with syncing.serving(
-    cfg, run_dir, _ADDRESS.value, _RESTORE.value, theta
-  ) as served:
+  with (
+    syncing.serving(
+      cfg, run_dir, _ADDRESS.value, _RESTORE.value, theta
+    ) as served,
+    _exporting(served.run.syncer.status),
+  ):
     print(f"syncer serves at {served.address}", flush=True)
     finished = served.run.run(stop.reason)
   logging.info("the run ended: %s", finished.reason)
   return finished.exit_code
+
+
+def _exporting(
+  status: Callable[[], Status],
+) -> contextlib.AbstractContextManager:
+  """Serves metrics while it is open, if a port was given."""
+  if _METRICS_PORT.value is None:
+    return contextlib.nullcontext()
+  from ddiloco_jax.syncer import exporter
+
+  served = exporter.Exporter(status, _METRICS_HOST.value, _METRICS_PORT.value)
+  logging.info("metrics are at http://%s/metrics", served.address)
+  return contextlib.closing(served)
 
 
 def run() -> None:

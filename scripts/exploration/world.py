@@ -9,7 +9,7 @@ import dataclasses
 import json
 from collections.abc import Callable
 
-from ddiloco_jax.protocol import check, events, machine, status
+from ddiloco_jax.protocol import check, events, machine, waiting
 from ddiloco_jax.protocol.rules import Rules
 
 from . import evil
@@ -206,7 +206,7 @@ class World:
       if self.is_finished or self._num_merged() > merged:
         return
     if self._is_possible():
-      raise Broken("progress", status.waiting_for(self.state, self.now))
+      raise Broken("progress", waiting.wait(self.state, self.now).sentence)
 
   def _num_merged(self) -> int:
     return sum(f.version.n for f in self.state.fragments)
