@@ -50,15 +50,23 @@ def main() -> int:
     return 0
   with exits.edge():
     process.refuse_owned(config.syncer_owned(config.overridden()))
-    link = process.make_link(
+    joint = process.join(
       cfg, _SYNCER.value, _LEARNER_ID.value, _TAKEOVER.value, should_stop
     )
   directory = run_dir / "learners" / _LEARNER_ID.value
-  reason = training.run_learner(
-    cfg, link, directory, should_stop, _RESTORE.value
-  )
+  try:
+    reason = training.run_learner(
+      cfg,
+      joint.link,
+      directory,
+      should_stop,
+      _RESTORE.value,
+      joint.recovery,
+    )
+  finally:
+    joint.close()
   logging.info("learner %s ended: %s", _LEARNER_ID.value, reason)
-  finished = link.finished()
+  finished = joint.link.finished()
   return finished.exit_code if finished else exits.OK
 
 

@@ -48,6 +48,12 @@ class RunConfig:
       merged replies, at learners what each step was taken with.
     connect_timeout_s: How long a learner looks for its syncer at the start.
     max_solo_s: How long a joined learner goes on without one.
+    state_address: Where a learner serves its inner optimizer's state to peers,
+      HOST:PORT; "" for a free port of the address that reaches the syncer, "off"
+      for nowhere.
+    recover_s: How long a learner that joins a run under way bears no byte from
+      a peer, before it takes its own checkpoint's moments or fresh ones; 0 to
+      ask no peer.
   """
 
   name: str = "run"
@@ -65,13 +71,15 @@ class RunConfig:
   record_payloads: bool = False
   connect_timeout_s: float = 120.0
   max_solo_s: float = 3600.0
+  state_address: str = ""
+  recover_s: float = 30.0
 
   def __post_init__(self):
     _check(self, "directory", bool(self.directory), "a path")
     _check(self, "seed", 0 <= self.seed < 2**32, "in 0..2**32-1")
     for name in ("num_steps", "log_every_steps", "max_to_keep"):
       _check(self, name, getattr(self, name) >= 1, "at least 1")
-    for name in ("max_steps", "checkpoint_every_steps"):
+    for name in ("max_steps", "checkpoint_every_steps", "recover_s"):
       _check(self, name, getattr(self, name) >= 0, "at least 0")
     for name in ("checkpoint_every_s", "connect_timeout_s"):
       _check(self, name, getattr(self, name) > 0, "above 0")

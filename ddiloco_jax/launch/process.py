@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from absl import app, flags
 
@@ -24,9 +25,11 @@ from ddiloco_jax.launch.exits import (
   QUORUM_TIMEOUT,
   BadUsage,
 )
+from ddiloco_jax.learner import peer
 from ddiloco_jax.learner.client import Client
 from ddiloco_jax.learner.link import Link
 from ddiloco_jax.learner.patience import LinkConfig, Stopped, SyncerLost
+from ddiloco_jax.learner.recovery import Recovery, RecoveryConfig
 from ddiloco_jax.protocol import ending
 from ddiloco_jax.syncer.errors import InUse
 from ddiloco_jax.wire.status import ServiceError
@@ -74,25 +77,48 @@ def refuse_owned(names: Sequence[str]) -> None:
     )
 
 
-def make_link(
+class Joint(NamedTuple):
+  """What ties one learner process to its syncer and to its peers."""
+
+  link: Link
+  recovery: Recovery
+  close: Callable[[], None]
+
+
+def join(
   cfg: config.Config,
   syncer: str,
   learner: str,
   takeover: bool,
   should_stop: Callable[[], bool] = lambda: False,
-) -> Link:
-  """The link of one learner process to its syncer over gRPC."""
-  return Link(
-    Client(syncer.split(","), cfg.wire),
+) -> Joint:
+  """The link of one learner process over gRPC, and its service for peers.
+
+  Raises:
+    OSError, ValueError: it cannot serve where it is told to.
+  """
+  addresses = syncer.split(",")
+  client = Client(addresses, cfg.wire)
+  served = peer.serve_state(
+    learner, cfg.run.state_address, addresses[0], cfg.wire
+  )
+  desk, server = served or (None, None)
+  link = Link(
+    client,
     learner,
     LinkConfig(
       takeover=takeover,
       connect_timeout_s=cfg.run.connect_timeout_s,
       max_solo_s=cfg.run.max_solo_s,
       reconnect_max_s=cfg.wire.reconnect_max_s,
+      state_address=server.address if server else "",
     ),
     should_stop,
   )
+  recovery = Recovery(
+    client.open_state, desk, RecoveryConfig(patience_s=cfg.run.recover_s)
+  )
+  return Joint(link, recovery, server.close if server else lambda: None)
 
 
 def run(main: Callable[[], int], usage: str | None) -> None:

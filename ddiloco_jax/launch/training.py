@@ -17,6 +17,7 @@ from ddiloco_jax.data import stream
 from ddiloco_jax.launch import exits
 from ddiloco_jax.learner.learner import Learner, LearnerConfig
 from ddiloco_jax.learner.patience import SyncerLost
+from ddiloco_jax.learner.recovery import Recovery
 from ddiloco_jax.learner.seams import Batches
 from ddiloco_jax.models import transformer
 from ddiloco_jax.syncer.errors import InUse
@@ -35,6 +36,7 @@ def run_learner(
   directory: pathlib.Path,
   should_stop: ShouldStop,
   restore: bool = False,
+  recovery: Recovery | None = None,
 ) -> str:
   """Trains as one learner of a run until the run ends.
 
@@ -43,7 +45,9 @@ def run_learner(
     port: Not started yet.
     directory: For this learner's metrics and checkpoints.
     should_stop: Asked at every step boundary.
-    restore: Take the inner optimizer's moments from the newest checkpoint.
+    restore: Take the inner optimizer's moments from the newest checkpoint,
+      where no peer gives its own.
+    recovery: From peers and for peers; None for neither.
 
   Returns:
     Why it ended.
@@ -73,6 +77,8 @@ def run_learner(
     if restore and latest is not None:
       with exits.edge():
         model.restore_moments(saved, latest)
+      if recovery:
+        recovery.own = "checkpoint"
     boundaries = _Boundaries(cfg, model, saved, records, latest or 0)
     learner = Learner(
       port,
@@ -80,6 +86,7 @@ def run_learner(
       make_batches,
       LearnerConfig(lr_index=cfg.run.lr_index, max_steps=cfg.run.max_steps),
       boundaries,
+      recovery,
     )
     try:
       reason = learner.train(should_stop)

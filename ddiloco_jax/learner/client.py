@@ -97,6 +97,21 @@ class Client:
       finally:
         parts.cancel()  # Whatever is left of it.
 
+  def open_state(
+    self, request: pb.FetchStateRequest, address: str
+  ) -> "StateCall":
+    """Opens the transfer of a peer's state.
+
+    Args:
+      address: HOST:PORT of the peer; "": by way of the syncer.
+    """
+    if not address:
+      call = self._call("RelayState", "bulk")(request)
+      return StateCall(call, self._addresses[self._current], lambda: None)
+    channel = self._open(address)
+    call = methods.make_call(channel, "FetchState", methods.PEER)(request)
+    return StateCall(call, address, channel.close)
+
   def status(self) -> pb.Status:
     """How the run stands, as the message that the syncer serves."""
     return self._ask("GetStatus", pb.GetStatusRequest())
@@ -145,10 +160,12 @@ class Client:
       key = self._current, connection
       channel = self._channels.get(key)
       if channel is None:
-        channel = self._channels[key] = grpc.insecure_channel(
-          self._addresses[self._current], options.channel_options(self._cfg)
-        )
+        address = self._addresses[self._current]
+        channel = self._channels[key] = self._open(address)
     return methods.make_call(channel, name)
+
+  def _open(self, address: str) -> grpc.Channel:
+    return grpc.insecure_channel(address, options.channel_options(self._cfg))
 
   @contextlib.contextmanager
   def _faults(self) -> Iterator[None]:
@@ -162,6 +179,26 @@ class Client:
         with self._lock:
           self._current = (self._current + 1) % len(self._addresses)
       raise fault from error
+
+
+class StateCall:
+  """The parts of a state under way; its faults are the service's own."""
+
+  def __init__(self, call: Any, address: str, close: Any):
+    self._call = call
+    self._address = address
+    self._close = close
+
+  def __iter__(self) -> Iterator[transfer.Part]:
+    try:
+      yield from self._call
+    except grpc.RpcError as error:
+      raise from_grpc(error, self._address) from error
+
+  def cancel(self) -> None:
+    """Ends the call and its connection, if it has one of its own."""
+    self._call.cancel()
+    self._close()
 
 
 class ControlStream:

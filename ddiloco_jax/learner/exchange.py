@@ -14,6 +14,7 @@ class Exchange:
     welcome, control, stamp: Of the newest control stream.
     applied: Per fragment, the loop's last adoption.
     reported: The loop's last report.
+    recovered: Where it has its inner state from.
     copies, earlier: Of the last boundary and of the one before.
     pulls: That were not answered yet.
     last_slot: The fragment that was due last, as far as is known.
@@ -32,6 +33,7 @@ class Exchange:
     self.stamp = port.Stamp()
     self.applied: dict[int, events.Applied] = {}
     self.reported: events.Reported | None = None
+    self.recovered: events.Recovered | None = None
     self.copies: dict[int, port.Copy] = {}
     self.earlier: dict[int, port.Copy] = {}
     self.pulls: dict[int, port.PullNotice] = {}

@@ -15,6 +15,7 @@ import numpy as np
 from ddiloco_jax.algorithm import delta as deltas
 from ddiloco_jax.algorithm.fragments import slot
 from ddiloco_jax.learner.anchor import Anchor, ScheduleIndex
+from ddiloco_jax.learner.recovery import Recovery
 from ddiloco_jax.learner.seams import Batches, Trainer
 from ddiloco_jax.learner.shards import Shards
 from ddiloco_jax.protocol import events
@@ -53,6 +54,7 @@ class Learner:
     cfg: See LearnerConfig.
     at_boundary: Called after each step with the steps taken, its metrics and
       this learner's progress, for its records and checkpoints.
+    recovery: Of the inner state, from peers and for peers; None for neither.
   """
 
   def __init__(
@@ -62,12 +64,14 @@ class Learner:
     make_batches: Callable[[int], Batches],
     cfg: LearnerConfig,
     at_boundary: Callable[..., None] = lambda step, metrics, progress: None,
+    recovery: Recovery | None = None,
   ):
     self._port = port
     self._trainer = trainer
     self._shards = Shards(make_batches)
     self._cfg = cfg
     self._at_boundary = at_boundary
+    self._recovery = recovery
     self._paths = [
       [leaf.path for leaf in port.run.layout.fragment(p)]
       for p in range(port.run.layout.num_fragments)
@@ -96,6 +100,8 @@ class Learner:
     self._should_stop = should_stop
     port, run = self._port, self._port.run
     welcome = port.start()
+    if self._recovery:
+      self._recovery.recover(port, self._trainer, should_stop)
     self._shards.begin(welcome.positions)
     follows = run.wait_for_publication or run.max_ahead > 0
     first = port.stamp().t if follows else 0  # Then t follows own steps.
@@ -136,6 +142,9 @@ class Learner:
     self._held |= {p.fragment: p for p in self._port.published()}
     for p in [p for p in self._held if self._may_adopt(p, step)]:
       self._adopt(self._held.pop(p), step)
+    if self._recovery:
+      clock = [self._anchors[p].version for p in range(len(self._paths))]
+      self._recovery.give(step, clock, self._trainer)
 
   def _may_adopt(self, p: int, step: int) -> bool:
     """A copy that was made for a boundary fixes when it is replaced."""

@@ -141,6 +141,11 @@ class Link:
       self._shared.reported = report
       self._shared.say(report)
 
+  def recovered(self, recovered: events.Recovered) -> None:
+    with self._shared.changed:
+      self._shared.recovered = recovered
+      self._shared.say(recovered)
+
   def stamp(self) -> port.Stamp:
     return self._shared.stamp
 

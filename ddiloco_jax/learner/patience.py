@@ -31,12 +31,14 @@ class LinkConfig:
     connect_timeout_s: How long the first join may take.
     max_solo_s: How long a joined learner goes on without a syncer.
     reconnect_max_s: Longest pause between two attempts.
+    state_address: Where this learner serves its state to peers, HOST:PORT.
   """
 
   takeover: bool = False
   connect_timeout_s: float = 120.0
   max_solo_s: float = 3600.0
   reconnect_max_s: float = 1.0
+  state_address: str = ""
 
 
 class Patience:

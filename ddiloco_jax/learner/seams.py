@@ -5,7 +5,7 @@ fragments in; JAX stays behind this line. (arXiv 2604.21428, Sec. 3.)
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -35,6 +35,17 @@ class Trainer(Protocol):
 
   def put(self, arrays: Mapping[str, np.ndarray]) -> None:
     """Overwrites parameters with copies of the arrays."""
+
+  def inner_shapes(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
+    """Path -> (shape, dtype) of the inner optimizer's state; may be empty."""
+    ...
+
+  def take_inner(self) -> Mapping[str, Any]:
+    """Fresh copies of that state, by the same paths."""
+    ...
+
+  def put_inner(self, arrays: Mapping[str, np.ndarray]) -> None:
+    """Overwrites all of that state with copies of the arrays."""
 
 
 # Batch index -> batch of one shard; None once the data is used up.

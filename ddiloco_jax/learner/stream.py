@@ -95,6 +95,7 @@ class Stream:
       run_id=self._run.run_id,
       takeover=self._cfg.takeover,
       bases=tuple(bases),
+      state_address=self._cfg.state_address,
     )
     control = self._sync.join(hello)
     stamp, welcome = next(control.notices())
@@ -147,6 +148,8 @@ class Stream:
     for p, applied in shared.applied.items():
       if not bases or applied.version != bases[p]:
         shared.say(applied)
+    if shared.recovered:
+      shared.say(shared.recovered)
     if shared.reported:
       shared.say(shared.reported)
 

@@ -25,6 +25,8 @@ def check(state: State, event: events.Event) -> None:
       _joined(state, event)
     case events.Reported():
       _reported(state, event)
+    case events.Recovered():
+      _recovered(event)
     case events.Applied():
       _fragment(state, event.fragment)
       _counts(event.counts, f"applied fragment {event.fragment}")
@@ -71,6 +73,14 @@ def _joined(state: State, event: events.Joined) -> None:
         f"fragment {p} cannot be; this is epoch {state.epoch}: send the "
         "version that was fetched"
       )
+
+
+def _recovered(event: events.Recovered) -> None:
+  if event.source not in events.RECOVERY_SOURCES:
+    raise ValueError(
+      f"recovered of {event.learner!r} has the source {event.source!r}: send"
+      f" one of {', '.join(events.RECOVERY_SOURCES)}"
+    )
 
 
 def _reported(state: State, event: events.Reported) -> None:

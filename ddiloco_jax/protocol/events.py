@@ -80,6 +80,7 @@ class Joined(Event):
     bases: Base version per fragment that the process trains from; empty for a
       process that has none yet.
     max_replies: Replies it may have under way at once.
+    state_address: Where it serves its state to peers; "" if it does not.
   """
 
   learner: str
@@ -87,6 +88,7 @@ class Joined(Event):
   takeover: bool = False
   bases: tuple[Version, ...] = ()
   max_replies: int = 1
+  state_address: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +148,24 @@ class Applied(LearnerEvent):
   step: int
   counts: Counts = ZERO
   exact: bool = False
+
+
+RECOVERY_SOURCES = ("peer", "relay", "checkpoint", "fresh")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered(LearnerEvent):
+  """A process that joined a run under way has its inner optimizer's state.
+
+  Attributes:
+    source: One of RECOVERY_SOURCES.
+    donor: The learner that it has the state from; "" for the last two.
+    reason: What was done, and what was tried before in vain.
+  """
+
+  source: str
+  donor: str = ""
+  reason: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,9 +276,20 @@ class FragmentClock(NamedTuple):
   merged_attempt: int = -1
 
 
+class Donor(NamedTuple):
+  """A learner that serves its state, and where."""
+
+  learner: str
+  address: str
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome(Effect):
-  """Admits a process; the syncer adds a session secret."""
+  """Admits a process; the syncer adds a session secret.
+
+  Attributes:
+    donor: Whom a new process may ask for its inner optimizer's state.
+  """
 
   learner: str
   nonce: str
@@ -267,6 +298,7 @@ class Welcome(Effect):
   clocks: tuple[FragmentClock, ...]
   positions: tuple[Position, ...]
   t: int
+  donor: Donor | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

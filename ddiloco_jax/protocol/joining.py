@@ -4,7 +4,7 @@ A nonce names a process; another nonce of the same id fences the old process.
 (arXiv 2604.21428, App. E.)
 """
 
-from ddiloco_jax.protocol import ending, events, ledger, membership
+from ddiloco_jax.protocol import ending, events, ledger, membership, recovery
 from ddiloco_jax.protocol.events import ZERO, Outcome, Version
 from ddiloco_jax.protocol.state import Learner
 from ddiloco_jax.protocol.turn import Turn
@@ -125,6 +125,7 @@ def _admit(
       max_replies=max(1, event.max_replies),
       # One learner counts once for t to advance, whoever speaks for it.
       reported_t=-1 if old is None else old.reported_t,
+      state_address=event.state_address,
       fenced_nonces=nonces,
     )
   )
@@ -145,6 +146,7 @@ def _reconnect(turn: Turn, event: events.Joined, old: Learner) -> None:
       live=True,
       heard_at=turn.now,
       max_replies=max(1, event.max_replies),
+      state_address=event.state_address,
     )
   )
   turn.has_joined = True
@@ -194,6 +196,7 @@ def _welcome(turn: Turn, learner: Learner, *, reconnect: bool) -> None:
   )
   shard = learner.shard
   word = "reconnects" if reconnect else "joins"
+  donor = None if reconnect else recovery.donor_for(turn, learner.learner)
   turn.emit(
     events.Welcome(
       learner=learner.learner,
@@ -203,6 +206,7 @@ def _welcome(turn: Turn, learner: Learner, *, reconnect: bool) -> None:
       clocks=clocks,
       positions=(events.Position(shard, turn.accepted.get(shard, 0)),),
       t=turn.t,
+      donor=donor,
       reason=(
         f"{learner.learner} {word} as incarnation {learner.incarnation} with "
         f"data shard {shard}; {turn.num_live} live"

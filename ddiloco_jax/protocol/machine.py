@@ -30,6 +30,7 @@ from ddiloco_jax.protocol import (
   ledger,
   membership,
   publishing,
+  recovery,
   replies,
   rounds,
   saved,
@@ -105,6 +106,8 @@ def _consume(turn: Turn, event: Event) -> None:
       membership.disconnect(turn, event)
     case events.Left():
       membership.leave(turn, event)
+    case events.Recovered():
+      recovery.recovered(turn, event)
     case events.PushBroken():
       uploads.push_broken(turn, event)
     case events.StopRequested():

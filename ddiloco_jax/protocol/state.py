@@ -105,6 +105,8 @@ class Learner(NamedTuple):
     pacing_s: Its entry in `State.step_times`; 0 if it has none.
     reported_t: The t at which it last reported a new step.
     exact: Fragments whose exact last version it has adopted.
+    state_address: Where it serves its state to peers; "" if it does not.
+    recovered: Where it has its inner optimizer's state from, as a sentence.
   """
 
   learner: str
@@ -135,6 +137,8 @@ class Learner(NamedTuple):
   asked: tuple[Asked, ...] = ()
   exact: tuple[int, ...] = ()
   fenced_nonces: tuple[str, ...] = ()
+  state_address: str = ""
+  recovered: str = ""
 
 
 class FragmentState(NamedTuple):

@@ -216,7 +216,7 @@ def _learner(state: State, learner: Learner, now: float) -> LearnerStatus:
 
 
 def _note(state: State, learner: Learner, now: float) -> str:
-  """Why a learner does not take part, when it does not."""
+  """Why a learner does not take part, or how it came to."""
   silent_s = max(0.0, now - learner.heard_at)
   if learner.gone:
     return "it left, or another process took its place"
@@ -236,4 +236,4 @@ def _note(state: State, learner: Learner, now: float) -> str:
   newest = max(answers, key=lambda a: (a.incarnation, a.round), default=None)
   if newest is not None and newest.outcome in (Outcome.REFUSED, Outcome.LATE):
     return f"its last reply was {newest.outcome}: {newest.reason}"
-  return ""
+  return learner.recovered

@@ -11,6 +11,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from ddiloco_jax.syncer.errors import InUse
+from ddiloco_jax.syncer.relay import Relay
 from ddiloco_jax.syncer.service import Served, Service
 from ddiloco_jax.wire import listening, methods, options
 
@@ -63,7 +64,7 @@ class Server:
     reflection.enable_server_reflection(
       (*names, reflection.SERVICE_NAME), server
     )
-    service = Service(synchronizer, self._cfg.call_timeout_s)
+    service = Service(synchronizer, self._cfg.call_timeout_s, Relay(self._cfg))
     server.add_generic_rpc_handlers((methods.make_handlers(service),))
     server.start()
 

@@ -14,6 +14,7 @@ import grpc
 
 from ddiloco_jax.protocol import events
 from ddiloco_jax.protocol.status import Status
+from ddiloco_jax.syncer.relay import Relay
 from ddiloco_jax.wire import (
   codec,
   fields,
@@ -38,6 +39,10 @@ class Served(port.Synchronizer, Protocol):
 
   def evict(self, learner: str, reason: str) -> int: ...
 
+  def donor_for(
+    self, session: port.Session, preferred: str
+  ) -> events.Donor: ...
+
 
 class Service:
   """The methods of ddiloco.v1.Synchronizer over a `Served`.
@@ -46,11 +51,13 @@ class Service:
     synchronizer: Whom it asks.
     opening_s: In which a stream of a caller must say its first word; a silent
       one would hold a thread of the server for ever.
+    relay: For states of peers.
   """
 
-  def __init__(self, synchronizer: Served, opening_s: float):
+  def __init__(self, synchronizer: Served, opening_s: float, relay: Relay):
     self._synchronizer = synchronizer
     self._opening_s = opening_s
+    self._relay = relay
 
   def GetRun(self, request: pb.GetRunRequest, context) -> pb.Run:
     with _faults(context):
@@ -95,6 +102,14 @@ class Service:
         codec.chunks(data, chunk_bytes),
         header.crc32,
       )
+
+  def RelayState(
+    self, request: pb.FetchStateRequest, context
+  ) -> Iterator[transfer.Part]:
+    with _faults(context):
+      session = fields.session_from_pb("FetchStateRequest", request)
+      donor = self._synchronizer.donor_for(session, request.donor_id)
+      yield from self._relay.stream(request, donor, context)
 
   def GetStatus(self, request: pb.GetStatusRequest, context) -> pb.Status:
     with _faults(context):

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from ddiloco_jax.algorithm import merge
-from ddiloco_jax.protocol import check, events, machine, status
+from ddiloco_jax.protocol import check, events, machine, recovery, status
 from ddiloco_jax.syncer import checks, notices
 from ddiloco_jax.syncer.control import Control
 from ddiloco_jax.syncer.inbox import Inbox, Reply
@@ -88,6 +88,7 @@ class Syncer:
       takeover=hello.takeover,
       bases=hello.bases,
       max_replies=hello.max_replies,
+      state_address=hello.state_address,
     )
     self._check(event)
     for effect in self._feed(event, control):
@@ -156,6 +157,24 @@ class Syncer:
       crc32=kept.crc32,
     )
     return header, kept.data
+
+  def donor_for(self, session: port.Session, preferred: str) -> events.Donor:
+    """A healthy learner whose state may be relayed to a joined one.
+
+    Raises:
+      ServiceError: a session that is not current; UNAVAILABLE where nobody
+        serves its state.
+    """
+    self._check_session(session)
+    with self._lock:
+      donor = recovery.donor_for(self._state, session.learner, preferred)
+    if donor is None:
+      raise ServiceError(
+        "UNAVAILABLE",
+        "no healthy learner serves its state now. Take a checkpoint's, or"
+        " begin with fresh moments.",
+      )
+    return donor
 
   def status(self) -> status.Status:
     """A consistent view of the run, for people and dashboards."""
@@ -279,6 +298,7 @@ class Syncer:
       clocks=effect.clocks,
       positions=effect.positions,
       reconnect=effect.reconnect,
+      donor=effect.donor,
     )
     control.tell(self._stamp(), notice)
 

@@ -13,8 +13,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from ddiloco_jax.algorithm import fragments
 from ddiloco_jax.models import transformer
-from ddiloco_jax.training import checkpoint, mesh, parts
+from ddiloco_jax.training import checkpoint, mesh, named, parts
 from ddiloco_jax.training import step as steps
 
 Record = dict[str, Any]
@@ -103,6 +104,26 @@ class Trainer:
     params = parts.put(self.state.params, arrays)
     self.state = self.state.replace(params=params)
 
+  def inner_shapes(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
+    """Path -> (shape, dtype) of what `take_inner` copies."""
+    return fragments.shapes_of(fragments.flatten(self._inner()))
+
+  def take_inner(self) -> dict[str, jax.Array]:
+    """Copies the optimizer's state by tree path; see `parts.take`."""
+    inner = self._inner()
+    return parts.take(inner, fragments.flatten(inner))
+
+  def put_inner(self, arrays: Mapping[str, np.ndarray]) -> None:
+    """Overwrites the optimizer's state by tree path; see `parts.put`."""
+    inner = parts.put(self._inner(), arrays)["inner"]
+    like = self.state.opt_state
+    age = inner["moments_age"]
+    self.state = self.state.replace(
+      opt_state=named.from_dict(inner.get("opt_state", {}), like),
+      moments_age=age,
+    )
+    self._age = int(age)
+
   def save(
     self, to: checkpoint.Checkpoints, at: int, record: Mapping[str, Any]
   ) -> None:
@@ -143,6 +164,11 @@ class Trainer:
       opt_state=trees["opt_state"], moments_age=age
     )
     self._age = int(age)
+
+  def _inner(self) -> dict[str, Any]:
+    """The optimizer's state, live, as nested dicts."""
+    opt_state = named.to_dict({"opt_state": self.state.opt_state})
+    return {"inner": {**opt_state, "moments_age": self.state.moments_age}}
 
   def _counters(self) -> dict[str, Any]:
     return {

@@ -102,6 +102,11 @@ def upward_to_pb(message: port.Hello | port.Upward) -> pb.LearnerMessage:
         exact=message.exact,
       )
       return pb.LearnerMessage(applied=applied)
+    case events.Recovered():
+      recovered = pb.Recovered(
+        source=message.source, donor=message.donor, reason=message.reason
+      )
+      return pb.LearnerMessage(recovered=recovered)
     case events.Left():
       return pb.LearnerMessage(goodbye=pb.Goodbye(reason=message.reason))
     case events.Heard():
@@ -125,13 +130,20 @@ def upward_from_pb(message: pb.LearnerMessage) -> port.Hello | port.Upward:
         counts=fields.counts_from_pb("Applied", applied, "counts"),
         exact=applied.exact,
       )
+    case "recovered":
+      recovered = message.recovered
+      return events.Recovered(
+        source=recovered.source[: fields.MAX_TEXT],
+        donor=recovered.donor[: fields.MAX_TEXT],
+        reason=recovered.reason[: fields.MAX_TEXT],
+      )
     case "goodbye":
       return events.Left(reason=message.goodbye.reason[: fields.MAX_TEXT])
     case "heartbeat":
       return events.Heard()
   raise fields.invalid(
     "LearnerMessage", "without content: set one of hello, report, applied,"
-    " goodbye, heartbeat"
+    " recovered, goodbye, heartbeat"
   )  # fmt: skip
 
 
@@ -145,6 +157,7 @@ def _hello_to_pb(hello: port.Hello) -> pb.Hello:
     takeover=hello.takeover,
     bases=[fields.version_to_pb(base) for base in hello.bases],
     max_replies=hello.max_replies,
+    state_address=hello.state_address,
   )
 
 
@@ -160,6 +173,7 @@ def _hello_from_pb(hello: pb.Hello) -> port.Hello:
       fields.read_version("Hello.bases", base) for base in hello.bases
     ),
     max_replies=fields.natural("Hello.max_replies", hello.max_replies) or 1,
+    state_address=hello.state_address[: fields.MAX_TEXT],
   )
 
 
@@ -294,6 +308,7 @@ def _welcome_to_pb(welcomed: port.Welcomed) -> pb.Welcome:
       fields.position_to_pb(position) for position in welcomed.positions
     ],
     reconnect=welcomed.reconnect,
+    donor=_donor_to_pb(welcomed.donor),
   )
 
 
@@ -318,7 +333,20 @@ def _welcome_from_pb(welcome: pb.Welcome, learner: str) -> port.Welcomed:
     ),
     positions=fields.positions_from_pb("Welcome", welcome.positions),
     reconnect=welcome.reconnect,
+    donor=_donor_from_pb(welcome),
   )
+
+
+def _donor_to_pb(donor: events.Donor | None) -> pb.Donor | None:
+  if donor is None:
+    return None
+  return pb.Donor(learner_id=donor.learner, address=donor.address)
+
+
+def _donor_from_pb(welcome: pb.Welcome) -> events.Donor | None:
+  if not welcome.HasField("donor"):
+    return None
+  return events.Donor(welcome.donor.learner_id, welcome.donor.address)
 
 
 def _published_to_pb(notice: port.PublishedNotice) -> pb.Published:

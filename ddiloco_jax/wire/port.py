@@ -67,6 +67,7 @@ class Welcomed:
   clocks: tuple[events.FragmentClock, ...]
   positions: tuple[events.Position, ...]
   reconnect: bool
+  donor: events.Donor | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +122,11 @@ Notice = (
   | HeartbeatNotice
 )
 Upward = (
-  events.Reported | events.Applied | events.Left | events.Heard
+  events.Reported
+  | events.Applied
+  | events.Recovered
+  | events.Left
+  | events.Heard
 )  # What a joined learner may say on its control stream.
 
 
@@ -137,6 +142,7 @@ class Hello:
   takeover: bool = False
   bases: tuple[events.Version, ...] = ()
   max_replies: int = 1
+  state_address: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,6 +308,9 @@ class Port(Protocol):
 
   def report(self, report: events.Reported) -> None:
     """Queues a report; an unsent older one is replaced."""
+
+  def recovered(self, recovered: events.Recovered) -> None:
+    """Says where this process has its inner optimizer's state from."""
 
   def stamp(self) -> Stamp:
     """The newest stamp seen."""

@@ -59,11 +59,11 @@ def to_grpc(code: str) -> grpc.StatusCode:
 
 
 def from_grpc(error: grpc.RpcError, address: str) -> ServiceError:
-  """What a call to the syncer at `address` failed with."""
+  """What a call to `address` failed with."""
   assert isinstance(error, grpc.Call), error
   code = error.code()
   text = error.details() or "no details"
   name = _FROM_GRPC.get(code, "INTERNAL")
   if name != code.name or name in ("UNAVAILABLE", "INTERNAL"):
-    text = f"{text} ({code.name} from the syncer at {address})"
+    text = f"{text} ({code.name} from {address})"
   return ServiceError(name, text)

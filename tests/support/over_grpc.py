@@ -12,11 +12,14 @@ import numpy as np
 
 from ddiloco_jax import config
 from ddiloco_jax.launch import syncing
+from ddiloco_jax.learner import peer
 from ddiloco_jax.learner.client import Client
 from ddiloco_jax.learner.learner import Learner, LearnerConfig
 from ddiloco_jax.learner.link import Link
 from ddiloco_jax.learner.patience import LinkConfig
+from ddiloco_jax.learner.recovery import Recovery, RecoveryConfig
 from ddiloco_jax.protocol import events
+from ddiloco_jax.wire.options import WireConfig
 from tests.support.quadratic import Quadratic, constant_batches
 
 THETA = {
@@ -132,6 +135,8 @@ class LoopLearner(threading.Thread):
     trainer: See `learner.Trainer`.
     make_batches: Shard -> position -> batch.
     cfg: Of the loop.
+    state_address: Where it serves its state; "" for a free port, "off".
+    recover_s: See RecoveryConfig.
     **link: Settings of LinkConfig.
 
   Attributes:
@@ -149,15 +154,26 @@ class LoopLearner(threading.Thread):
     make_batches: Callable = constant_batches(100),  # noqa: B008
     cfg: LearnerConfig | None = None,
     wrap: Callable = lambda client: client,
+    state_address: str = "off",
+    recover_s: float = 30.0,
     **link: Any,
   ):
     super().__init__(name=f"loop-{name}", daemon=True)
     self.client = Client(address)
-    settings = {"connect_timeout_s": 10.0, **link}
+    client = wrap(self.client)
+    served = peer.serve_state(name, state_address, address, WireConfig())
+    self.desk, self._server = served or (None, None)
+    where = self._server.address if self._server else ""
+    settings = {"connect_timeout_s": 10.0, "state_address": where, **link}
+    self.recovery = Recovery(
+      client.open_state,
+      self.desk,
+      RecoveryConfig(patience_s=recover_s),
+    )
     self._stopping = threading.Event()
     self.link = _ToldLink(
       self._adopted,
-      wrap(self.client),
+      client,
       name,
       LinkConfig(**settings),
       self._stopping.is_set,
@@ -178,6 +194,7 @@ class LoopLearner(threading.Thread):
   def kill(self) -> None:
     """Vanishes, as by SIGKILL: nothing more is heard of it."""
     self.client.close()
+    self._close_server()
     self.stop()
 
   def stop(self) -> None:
@@ -192,6 +209,7 @@ class LoopLearner(threading.Thread):
         self._make_batches,
         self._cfg,
         lambda step, metrics, progress: self.steps.append(step),
+        self.recovery,
       )
       self.reason = loop.train(self._stopping.is_set)
     except BaseException as error:
@@ -199,6 +217,11 @@ class LoopLearner(threading.Thread):
       self.link.leave("failed")
     finally:
       self.client.close()
+      self._close_server()
+
+  def _close_server(self) -> None:
+    if self._server:
+      self._server.close()
 
   def end(self, timeout_s: float = 30.0) -> str:
     """Why it ended, once it has.

@@ -41,6 +41,49 @@ class Quadratic:
   def put(self, arrays):
     self.params |= {path: np.array(x) for path, x in arrays.items()}
 
+  def inner_shapes(self):
+    return {}
+
+  def take_inner(self):
+    return {}
+
+  def put_inner(self, arrays):
+    assert not arrays
+
+
+class Momentum(Quadratic):
+  """With an inner state: a running mean of the gradients, and its age."""
+
+  def __init__(self, *args, **kwargs):
+    super().__init__(*args, **kwargs)
+    self.mean = {p: np.zeros_like(x) for p, x in self.params.items()}
+    self.age = np.zeros((), np.int32)
+    self.given = []
+    self.got = []
+
+  def step(self, batch, index):
+    for path, x in self.params.items():
+      self.mean[path] = np.float32(0.9) * self.mean[path] + (x - self.target)
+    self.age = self.age + np.int32(1)
+    return super().step(batch, index)
+
+  def _inner(self):
+    return {f"inner/{p}": x for p, x in self.mean.items()} | {
+      "inner/age": np.asarray(self.age)
+    }
+
+  def inner_shapes(self):
+    return {p: (x.shape, x.dtype.name) for p, x in self._inner().items()}
+
+  def take_inner(self):
+    self.given.append({p: x.copy() for p, x in self._inner().items()})
+    return self.given[-1]
+
+  def put_inner(self, arrays):
+    self.got.append({p: np.array(x) for p, x in arrays.items()})
+    self.mean = {p: self.got[-1][f"inner/{p}"] for p in self.mean}
+    self.age = self.got[-1]["inner/age"]
+
 
 def constant_batches(tokens):
   """Batches of so many loss tokens, for every shard and position."""

@@ -1,0 +1,385 @@
+"""A process that joins a run under way takes a peer's inner state, or says why not."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from ddiloco_jax.learner import peer
+from ddiloco_jax.protocol import events, tape
+from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
+from ddiloco_jax.wire.status import ServiceError
+from tests.support.over_grpc import (
+  SHAPES,
+  LoopLearner,
+  learners,
+  served_run,
+  settings,
+)
+from tests.support.quadratic import Momentum
+from tests.support.served import wait_for
+
+
+def momentum(step_s=0.01, shapes=None):
+  wait = threading.Event().wait
+  return Momentum(shapes or SHAPES, 1.0, 0.05, lambda: wait(step_s))
+
+
+def versions(run):
+  return [f.version.n for f in run.status().fragments]
+
+
+def recoveries(run):
+  lines = tape.Reader(run.directory / "tape.jsonl").lines()
+  return [x.event for x in lines if isinstance(x.event, events.Recovered)]
+
+
+def recovery_of(run, name):
+  return [x for x in recoveries(run) if x.learner == name]
+
+
+def donor_and(run, **donor):
+  """A donor that trains, in a run that has merged."""
+  return LoopLearner(
+    run.address, "donor", momentum(), **{"state_address": "", **donor}
+  )
+
+
+def test_a_joining_learner_has_the_bits_of_the_donors_boundary(tmp_path):
+  with served_run(settings(quorum=1), tmp_path) as run:
+    donor = donor_and(run)
+    joiner = LoopLearner(run.address, "joiner", momentum())
+    with learners(donor):
+      wait_for(lambda: min(versions(run)) >= 1)
+      with learners(joiner):
+        wait_for(lambda: len(joiner.steps) >= 5)
+
+    (told,) = recoveries(run)
+    given, (got,) = donor.trainer.given[-1], joiner.trainer.got
+    assert (told.learner, told.source, told.donor) == (
+      "joiner",
+      "peer",
+      "donor",
+    )
+    assert given.keys() == got.keys()
+    for path in given:
+      np.testing.assert_array_equal(given[path], got[path])
+    assert given["inner/age"] > 0
+    # It counts its own steps only, from the syncer's own fragments.
+    first = joiner.adopted[0]
+    assert first[3] == events.Counts()
+    state = run.syncer.snapshot()[1]
+    assert "from peer donor" in state.learners["joiner"].recovered
+
+
+def test_the_first_learners_of_a_run_ask_nobody(tmp_path):
+  with served_run(settings(quorum=2), tmp_path) as run:
+    both = [
+      LoopLearner(run.address, name, momentum(), state_address="")
+      for name in "ab"
+    ]
+    with learners(*both):
+      wait_for(lambda: min(versions(run)) >= 1)
+
+    assert not recoveries(run)
+    assert not both[0].trainer.got
+    assert not both[1].trainer.got
+
+
+class Unreachable:
+  """A client that reaches the syncer, and no peer."""
+
+  def __init__(self, client):
+    self._client = client
+
+  def __getattr__(self, name):
+    return getattr(self._client, name)
+
+  def open_state(self, request, address):
+    if address:
+      assert not request.session_secret
+      raise ServiceError("UNAVAILABLE", "a partition, which this test makes")
+    return self._client.open_state(request, address)
+
+
+def test_a_donor_that_is_not_reached_is_relayed_by_the_syncer(tmp_path):
+  with served_run(settings(quorum=1), tmp_path) as run:
+    donor = donor_and(run)
+    joiner = LoopLearner(run.address, "joiner", momentum(), wrap=Unreachable)
+    with learners(donor):
+      wait_for(lambda: min(versions(run)) >= 1)
+      with learners(joiner):
+        wait_for(lambda: len(joiner.steps) >= 5)
+
+    (told,) = recoveries(run)
+    assert (told.source, told.donor) == ("relay", "donor")
+    assert "a partition" in told.reason
+    given, (got,) = donor.trainer.given[-1], joiner.trainer.got
+    for path in given:
+      np.testing.assert_array_equal(given[path], got[path])
+
+
+def test_a_relay_asks_for_the_session_of_a_joined_learner(tmp_path):
+  with served_run(settings(quorum=1), tmp_path) as run:
+    donor = donor_and(run)
+    with learners(donor):
+      wait_for(lambda: min(versions(run)) >= 1)
+      request = pb.FetchStateRequest(
+        learner_id="donor",
+        incarnation=1,
+        session_secret="forged",
+        donor_id="donor",
+      )
+      with pytest.raises(ServiceError) as caught:
+        next(iter(donor.client.open_state(request, "")))
+
+    assert caught.value.code == "UNAUTHENTICATED"
+    assert not donor.trainer.given
+
+
+def test_another_layout_of_the_inner_state_is_not_taken(tmp_path):
+  class Other(Momentum):
+    def inner_shapes(self):
+      return super().inner_shapes() | {"inner/more": ((1,), "float32")}
+
+  with served_run(settings(quorum=1), tmp_path) as run:
+    donor = donor_and(run)
+    joiner = LoopLearner(run.address, "joiner", Other(SHAPES, 1.0))
+    with learners(donor):
+      wait_for(lambda: min(versions(run)) >= 1)
+      with learners(joiner):
+        wait_for(lambda: len(joiner.steps) >= 5)
+
+    (told,) = recoveries(run)
+    assert told.source == "fresh"
+    assert "inner/more" in told.reason
+    assert not joiner.trainer.got
+
+
+def test_a_donor_that_never_has_the_clock_holds_nobody_up(tmp_path):
+  with served_run(settings(quorum=1), tmp_path) as run:
+    donor = donor_and(run)
+    donor.recovery.give = lambda *args: None  # It comes to no such boundary.
+    joiner = LoopLearner(run.address, "joiner", momentum(), recover_s=0.3)
+    joiner.recovery.own = "checkpoint"
+    with learners(donor):
+      wait_for(lambda: min(versions(run)) >= 1)
+      with learners(joiner):
+        wait_for(lambda: len(joiner.steps) >= 5)
+
+    (told,) = recoveries(run)
+    assert told.source == "checkpoint"
+    assert "no byte came" in told.reason
+    assert not joiner.trainer.got
+
+
+class Breaking:
+  """A client whose first state breaks off when its header has come."""
+
+  def __init__(self, client):
+    self._client = client
+    self.broken = lambda: None
+
+  def __getattr__(self, name):
+    return getattr(self._client, name)
+
+  def open_state(self, request, address):
+    call = self._client.open_state(request, address)
+    return _Broken(call, self.broken)
+
+
+class _Broken:
+  def __init__(self, call, broken):
+    self._call = call
+    self._break = broken
+
+  def __iter__(self):
+    for number, part in enumerate(self._call):
+      if number == 1:
+        self._break()
+      yield part
+
+  def cancel(self):
+    self._call.cancel()
+
+
+def test_a_donor_that_dies_in_the_transfer_leaves_no_trace(tmp_path):
+  big = {"a": (600, 1000), "b": (600, 1000)}  # Beyond what sockets buffer.
+  theta = {path: np.zeros(shape, np.float32) for path, shape in big.items()}
+  made = []
+
+  def breaking(client):
+    made.append(Breaking(client))
+    return made[-1]
+
+  with served_run(settings(quorum=1), tmp_path, theta=theta) as run:
+    donor = LoopLearner(
+      run.address, "donor", momentum(0.02, big), state_address=""
+    )
+    joiner = LoopLearner(
+      run.address, "joiner", momentum(0.02, big), wrap=breaking, recover_s=5.0
+    )
+    for client in made:
+      client.broken = donor.kill
+    with learners(donor):
+      wait_for(lambda: min(versions(run)) >= 1)
+      with learners(joiner):
+        wait_for(lambda: len(joiner.steps) >= 3)
+
+    (told,) = recoveries(run)
+    assert told.source == "fresh"
+    assert "peer:" in told.reason
+    assert not joiner.trainer.got
+
+
+def test_a_donor_serves_one_at_a_time_and_is_free_again():
+  desk = peer.Desk("donor")
+  desk.open("run-1")
+  request = pb.FetchStateRequest(
+    learner_id="x", run_id="run-1", donor_id="donor"
+  )
+  gone, asked = threading.Event(), []
+
+  def ask():
+    try:
+      asked.append(desk.ask(request, gone))
+    except ServiceError as error:
+      asked.append(error.code)
+
+  first = threading.Thread(target=ask)
+  first.start()
+  wait_for(lambda: desk._is_taken)
+  ask()
+  desk.answer(7, (), lambda: {"inner/age": np.zeros(())})
+  first.join()
+  ask()
+  desk.release()
+  gone.set()
+  ask()
+  other = pb.FetchStateRequest(run_id="run-2", donor_id="donor")
+  with pytest.raises(ServiceError) as caught:
+    desk.ask(other, gone)
+
+  busy, state, again, left = asked
+  assert (busy, again, left) == (
+    "RESOURCE_EXHAUSTED",
+    "RESOURCE_EXHAUSTED",
+    "UNAVAILABLE",
+  )
+  assert state.step == 7
+  assert caught.value.code == "FAILED_PRECONDITION"
+
+
+def test_a_copy_is_made_at_a_boundary_that_has_the_clock():
+  desk = peer.Desk("donor")
+  desk.open("run-1")
+  request = pb.FetchStateRequest(
+    run_id="run-1",
+    donor_id="donor",
+    clock=[pb.Version(epoch=1, n=3), pb.Version(epoch=1, n=5)],
+  )
+  got = []
+  asking = threading.Thread(
+    target=lambda: got.append(desk.ask(request, threading.Event()))
+  )
+  asking.start()
+  wait_for(lambda: desk._asked)
+
+  for step, n in enumerate((4, 5, 6)):
+    clock = (events.Version(1, 3), events.Version(1, n))
+    desk.answer(step, clock, lambda: {})
+  asking.join()
+
+  assert got[0].step == 1
+  assert got[0].clock[1].n == 5
+
+
+@pytest.mark.parametrize(
+  ("address", "error"),
+  [("0.0.0.0:0", "without TLS"), ("nowhere", "HOST:PORT")],
+)
+def test_a_state_is_not_served_where_anybody_could_take_it(address, error):
+  from ddiloco_jax.wire.options import WireConfig
+
+  with pytest.raises(ValueError, match=error):
+    peer.serve_state("0", address, "127.0.0.1:1", WireConfig())
+
+
+def test_a_learner_that_is_told_to_stop_does_not_wait_for_a_peer(tmp_path):
+  with served_run(settings(quorum=1), tmp_path) as run:
+    donor = donor_and(run)
+    donor.recovery.give = lambda *args: None
+    joiner = LoopLearner(run.address, "joiner", momentum())
+    with learners(donor):
+      wait_for(lambda: min(versions(run)) >= 1)
+      with learners(joiner):
+        wait_for(lambda: donor.desk._is_taken)
+        joiner.stop()
+        assert joiner.end(10.0)
+        wait_for(lambda: not donor.desk._is_taken)
+
+
+def test_a_state_of_another_size_than_its_leaves_is_refused():
+  from ddiloco_jax.wire import state as states
+
+  array = np.arange(5, dtype=np.float32)
+  state = states.State(donor="d", step=1, clock=(), arrays={"inner/x": array})
+  shapes = {"inner/x": ((5,), "float32")}
+  parts = list(states.parts(state, 8))
+
+  back = states.receive(iter(parts), shapes)
+  parts[0].header.num_bytes = 1 << 40
+  with pytest.raises(states.OtherState, match="expected"):
+    states.receive(iter(parts), shapes)
+
+  np.testing.assert_array_equal(back.arrays["inner/x"], array)
+
+
+def test_m5_a_fresh_learners_weights_never_become_the_global_ones(tmp_path):
+  # [M5] K=1: kill L0, restart it, kill L1 before L0 has fetched anything.
+  with served_run(settings(quorum=1, lease_s=2.0), tmp_path) as run:
+    old = [
+      LoopLearner(run.address, name, momentum(), state_address="")
+      for name in ("0", "1")
+    ]
+    hold = threading.Event()
+
+    class Slow:
+      def __init__(self, client):
+        self._client = client
+
+      def __getattr__(self, name):
+        return getattr(self._client, name)
+
+      def fetch(self, *args):
+        hold.wait(20.0)
+        return self._client.fetch(*args)
+
+    with learners(*old):
+      wait_for(lambda: min(versions(run)) >= 3)
+      old[0].kill()
+      fresh = LoopLearner(
+        run.address, "0", momentum(), wrap=Slow, takeover=True, recover_s=1.0
+      )
+      fresh.trainer.params = {
+        path: np.full(shape, 1e3, np.float32) for path, shape in SHAPES.items()
+      }
+      with learners(fresh):
+        wait_for(lambda: run.status().learners[0].incarnation >= 3)
+        old[1].kill()
+        before = versions(run)
+        hold.set()
+        wait_for(lambda: min(versions(run)) >= max(before) + 2)
+      after = versions(run)
+
+    theta = run.syncer.snapshot()[0].theta
+    assert all(a >= b for a, b in zip(after, before))
+    for part in theta:
+      for array in part.values():
+        assert np.all((array > -0.1) & (array < 1.1))
+    seen: dict[int, int] = {}
+    for line in tape.Reader(run.directory / "tape.jsonl").lines():
+      if isinstance(line.event, events.Merged):
+        p, n = line.event.fragment, line.event.version.n
+        assert n == seen.get(p, 0) + 1
+        seen[p] = n
