@@ -95,7 +95,7 @@ def syncer_process(plan: RunPlan) -> Process:
 
 
 def learner_process(plan: RunPlan, learner: int) -> Process:
-  """One learner; after a death it takes its own id over."""
+  """One learner; after a death it takes its own id and checkpoint over."""
   argv = (
     sys.executable,
     "-m",
@@ -111,7 +111,7 @@ def learner_process(plan: RunPlan, learner: int) -> Process:
   return Process(
     name=learner_name(learner),
     argv=argv,
-    again=(*argv, "--takeover"),
+    again=(*argv, "--takeover", "--restore"),
     env=env,
   )
 

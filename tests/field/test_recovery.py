@@ -383,3 +383,56 @@ def test_m5_a_fresh_learners_weights_never_become_the_global_ones(tmp_path):
         p, n = line.event.fragment, line.event.version.n
         assert n == seen.get(p, 0) + 1
         seen[p] = n
+
+
+def test_a_jax_learner_goes_on_with_the_bits_of_another(tmp_path):
+  import jax
+
+  from ddiloco_jax import config
+  from ddiloco_jax.launch import syncing, training
+  from ddiloco_jax.models import transformer
+  from ddiloco_jax.training import mesh, trainer
+  from tests.support import small
+
+  class Recording(trainer.Trainer):
+    def __init__(self, cfg):
+      model = transformer.make_model(cfg.model)
+      super().__init__(model, cfg.train, mesh.make_mesh(cfg.mesh), None)
+      self.given, self.got = [], []
+
+    def take_inner(self):
+      self.given.append(jax.device_get(super().take_inner()))
+      return super().take_inner()
+
+    def put_inner(self, arrays):
+      super().put_inner(arrays)
+      self.got.append(jax.device_get(super().take_inner()))
+
+  cfg = config.freeze(small.get_config())
+  batches = training.batches_of(cfg, cfg.sync.num_shards)
+  theta = syncing.init_params(cfg)
+  both = [Recording(cfg), Recording(cfg)]
+  for model in both:
+    model.warm_up(batches(0)(0))
+  with served_run(cfg, tmp_path, theta=theta) as run:
+    donor = LoopLearner(
+      run.address, "donor", both[0], batches, state_address=""
+    )
+    joiner = LoopLearner(run.address, "joiner", both[1], batches)
+    with learners(donor):
+      wait_for(lambda: min(versions(run)) >= 1, 60.0)
+      with learners(joiner):
+        wait_for(lambda: len(joiner.steps) >= 10, 60.0)
+
+    (told,) = recoveries(run)
+    assert told.source == "peer", told
+  given, got = both[0].given[-1], both[1].got[-1]
+  assert given.keys() == got.keys()
+  assert any("mu" in path for path in given)
+  assert given["inner/moments_age"] > 0
+  for path in given:
+    assert given[path].dtype == got[path].dtype
+    np.testing.assert_array_equal(given[path], got[path])
+  # Its moments are warm: no re-warm-up holds its rate down.
+  age = int(given["inner/moments_age"])
+  assert int(both[1].state.moments_age) >= age + 10

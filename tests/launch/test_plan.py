@@ -33,6 +33,7 @@ def test_only_a_second_life_takes_over_or_restores():
 
   assert "--takeover" not in learner.argv
   assert "--takeover" in learner.again
+  assert "--restore" in learner.again
   assert "--restore" not in syncer.argv
   assert "--restore" in syncer.again
   assert f"--address={ADDRESS}" in syncer.again
