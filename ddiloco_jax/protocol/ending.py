@@ -91,6 +91,7 @@ def start(turn: Turn, cause: str, reason: str, exit_code: int) -> None:
 
 def already_over(old: State, cause: tuple[str, str]) -> End:
   """The end of a restored run whose bound is reached already."""
+  assert old.end is not None
   return End(
     cause=cause[0],
     reason=f"{cause[0]}: {cause[1]}",
@@ -98,6 +99,7 @@ def already_over(old: State, cause: tuple[str, str]) -> End:
     pending=(),
     until=old.now,
     finished=True,
+    accounts=old.end.accounts,
   )
 
 
@@ -233,7 +235,14 @@ def _await(turn: Turn) -> None:
   hopeful = any(turn.learners[name].live for name in end.awaited)
   if hopeful and turn.now < end.until:
     return
+  accounts = {}
   for name, learner in tuple(turn.learners.items()):
+    accounts[name] = tuple(
+      ledger.say(account, learner.incarnation, base, counts)
+      for account, base, counts in zip(
+        turn.accounts[name], learner.bases, learner.counts
+      )
+    )
     for p in range(turn.rules.num_fragments):
       account = ledger.close(
         turn.account(name, p),
@@ -244,7 +253,9 @@ def _await(turn: Turn) -> None:
         ledger.END if learner.live else ledger.LOST,
       )
       turn.put_account(name, p, ledger.settle(account))
-  turn.end = dataclasses.replace(end, finished=True, missing=end.awaited)
+  turn.end = dataclasses.replace(
+    end, finished=True, missing=end.awaited, accounts=accounts
+  )
   turn.emit(finished(turn.end))
 
 

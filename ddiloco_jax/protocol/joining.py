@@ -152,7 +152,8 @@ def _reconnect(turn: Turn, event: events.Joined, old: Learner) -> None:
   turn.has_joined = True
   membership.wake_scan(turn, turn.now + turn.rules.lease_s)
   _welcome(turn, learner, reconnect=True)
-  _restate_bases(turn, learner, event.bases)
+  if not (turn.end is not None and turn.end.finished):
+    _restate_bases(turn, learner, event.bases)  # The books are closed then.
   learner = turn.learners[event.learner]
   for asked in learner.asked:
     if asked.moved_at is None:

@@ -232,6 +232,10 @@ def restore(
   # Epochs that ended before they saved anything started from the same n.
   start = tuple(f.version.n for f in old.fragments)
   turn.starts = old.starts + (start,) * (turn.epoch - old.epoch)
+  cause = ending.end_cause(turn)
+  was_over = old.end is not None and old.end.finished
+  if old.end is not None and was_over and cause is None:
+    turn.accounts = dict(old.end.accounts)
   for r in (*(reply for o in old.rounds for reply in o.replies), *old.carried):
     account = turn.account(r.key.learner, r.key.fragment)
     account = ledger.uncover(account, r.key, ledger.GIVEN_UP)
@@ -263,8 +267,7 @@ def restore(
   turn.num_reported, turn.has_joined = 0, False
   turn.t_due, turn.lacking_since = turn.now, None
   turn.scan_at = turn.carried_check_at = turn.end = None
-  cause = ending.end_cause(turn)
-  if cause is not None and old.end is not None and old.end.finished:
+  if cause is not None and was_over:
     turn.end = ending.already_over(old, cause)
   return turn.freeze()
 

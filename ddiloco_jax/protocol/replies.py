@@ -225,9 +225,6 @@ def take_carried(turn: Turn, fragment: int) -> None:
   turn.carried = tuple(c for c in turn.carried if c.key.fragment != fragment)
   for reply in mine:
     fault = guards.fault_of_age(turn, reply.base, fragment)
-    merged_n = turn.account(reply.key.learner, fragment).merged_n
-    if fault is None and reply.base.n < merged_n:
-      fault = "base_merged", f"{reply.base.n} is older than {merged_n}"
     r = turn.round_of(fragment)
     assert r is not None
     if fault is None:

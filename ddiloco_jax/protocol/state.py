@@ -170,6 +170,8 @@ class End:
     until: Bound on the present phase.
     exact: The last versions are published; learners acknowledge them.
     awaited: Learners that have not acknowledged every one of them.
+    accounts: As they were before a finished run closed its books: if it is
+      extended, learners that missed the end go on to count from there.
   """
 
   cause: str
@@ -181,6 +183,9 @@ class End:
   awaited: tuple[str, ...] = ()
   finished: bool = False
   missing: tuple[str, ...] = ()
+  accounts: dict[str, tuple[Account, ...]] = dataclasses.field(
+    default_factory=dict
+  )
 
 
 class State(NamedTuple):

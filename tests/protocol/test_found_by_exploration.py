@@ -113,3 +113,26 @@ def test_a_gap_in_which_all_were_lost_is_no_step_time():
   hand.report("L0")
 
   assert hand.state.step_s == 1.0
+
+
+def test_who_missed_the_end_of_an_extended_run_loses_no_step():
+  hand = Hand(FOUR)
+  hand.join("L0")
+  hand.report("L0", steps=3)
+  hand.tell(events.Disconnected(**hand.where("L0")))
+  hand.tell(events.StopRequested(reason="test"))
+  hand.tick(100.0)
+  assert only(hand.effects, events.Finished)
+  assert hand.totals("L0").pending == Counts()
+
+  again = Hand(FOUR, machine.restore(FOUR, machine.save(hand.state)))
+  again.tell(events.Joined(learner="L0", nonce="L0-0", bases=(Version(1, 0),)))
+  again.tell(
+    events.Reported(
+      learner="L0", incarnation=1, step=4, counts=(Counts(4, 400),)
+    )
+  )
+
+  totals = status.account_totals(again.state, "L0", 0)
+  assert totals.reported == totals.pending == Counts(4, 400)
+  assert not totals.discarded
