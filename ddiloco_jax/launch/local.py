@@ -113,7 +113,7 @@ def drive(
   """
   try:
     with screen.open():
-      screen.show(None, _learners(run))
+      screen.show(None, learner_states(run))
       if run.start_syncer(lambda: requests.count > 0):
         run.start_learners()
         _watch(run, kills, requests, screen)
@@ -147,7 +147,7 @@ def _watch(
       if run.advance(progress):
         return
       if run.syncer.is_running:  # Else the last status would grow old.
-        screen.show(watch.status, _learners(run))
+        screen.show(watch.status, learner_states(run))
       time.sleep(_TURN_S)
     screen.say("stopping; once more ends everything at once")
     run.stop(lambda: requests.count > 1)
@@ -155,7 +155,7 @@ def _watch(
     watch.close()
 
 
-def _learners(run: Run) -> dict[str, str]:
+def learner_states(run: Run) -> dict[str, str]:
   """Learner id -> what its process does."""
   prefix = learner_name("")
   return {
@@ -179,7 +179,7 @@ def conclude(
     screen.say(f"nothing was recorded in {run_dir}")
     return exits.FAILED
   try:
-    losses = {} if requests.count > 1 else _evaluate(run_dir, requests, screen)
+    losses = {} if requests.count > 1 else evaluate(run_dir, requests, screen)
     requests.end_at_once(f"stopped before {run_dir} had its summary")
     _sum_up(run_dir, losses, screen)
   except ValueError as error:
@@ -188,7 +188,7 @@ def conclude(
   return exits.OK
 
 
-def _evaluate(
+def evaluate(
   run_dir: pathlib.Path, requests: StopRequests, screen: Screen
 ) -> dict[str, float | None]:
   """The held-out losses; none, if that is stopped.

@@ -110,6 +110,11 @@ class Run:
     self._is_stopping = False
 
   @property
+  def address_path(self) -> pathlib.Path:
+    """Written by the syncer, each time that it serves."""
+    return self._run_dir / "address"
+
+  @property
   def syncer(self) -> Child:
     return self.children[SYNCER]
 
@@ -123,7 +128,7 @@ class Run:
     Raises:
       BadUsage: the run's directory cannot be written to.
     """
-    path = self._run_dir / "address"
+    path = self.address_path
     before = path.stat().st_mtime_ns if path.exists() else None
     with exits.writing_to(self._run_dir):
       self.syncer.start()

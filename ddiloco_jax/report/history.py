@@ -7,8 +7,9 @@ so the time without a syncer is no part of the run.
 
 import dataclasses
 import itertools
+import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 WINDOW_S = 5.0  # Uptime is counted in windows of so many seconds.
@@ -94,17 +95,30 @@ def uptime(history: History) -> float | None:
   Returns:
     A share in 0..1; None if no step was ever completed.
   """
-  spans = [
-    span for life in history.lives for span in _stepping_spans(life.progress)
-  ]
+  return share_of_windows([x.progress for x in history.lives], history.end_s)
+
+
+def share_of_windows(
+  lives: Iterable[tuple[Progress, ...]],
+  end_s: float,
+  first_s: float | None = None,
+) -> float | None:
+  """Uptime from the reports of each life; see `uptime`.
+
+  Args:
+    lives: The reports of each process, in order.
+    end_s: Where the last window ends.
+    first_s: Where the first begins; the first step if not given.
+  """
+  spans = [span for progress in lives for span in _stepping_spans(progress)]
   if not spans:
     return None
-  first = min(end for _, end in spans)
-  num = max(1, int((history.end_s - first) / WINDOW_S))
+  first = min(end for _, end in spans) if first_s is None else first_s
+  num = max(1, int((end_s - first) / WINDOW_S))
   up = [False] * num
   for start, end in spans:
-    low = max(0, int((start - first) / WINDOW_S))
-    for window in range(low, int((end - first) / WINDOW_S) + 1):
+    low = max(0, math.floor((start - first) / WINDOW_S))
+    for window in range(low, math.floor((end - first) / WINDOW_S) + 1):
       if window < num:
         up[window] = True
   return sum(up) / num

@@ -32,3 +32,8 @@ def write_report(
   )
   summary.write_summary(told, run_dir / "summary.json")
   return told
+
+
+def merged_tokens(run_dir: pathlib.Path) -> float:
+  """Tokens that a run has merged, from its tapes."""
+  return chronicle.read_history(run_dir).books.get("merged", 0.0)

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 
+from ddiloco_jax.launch.relay import Relay
 from ddiloco_jax.learner.client import Client
 from ddiloco_jax.learner.link import Link
 from ddiloco_jax.protocol import events, tape
@@ -19,7 +20,6 @@ from tests.support.over_grpc import (
   served_run,
   settings,
 )
-from tests.support.proxy import Proxy
 from tests.support.served import wait_for
 
 LR = 0.05
@@ -78,7 +78,7 @@ def test_a_push_whose_answer_was_lost_is_merged_once(tmp_path, quorum):
   # [N5] The learner asks again, on a new connection.
   cfg = settings(quorum=quorum, num_syncer_steps=60)
   with served_run(cfg, tmp_path / "run") as run:
-    proxy = Proxy(run.address)
+    proxy = Relay(run.address)
     lossy: list[LosingAnswers] = []
 
     def wrap(client):
@@ -120,7 +120,7 @@ def test_a_push_whose_answer_was_lost_moves_theta_once(tmp_path):
   # [N5] Alone, with outer SGD of rate 1: Theta is the learner's own copy.
   cfg = settings(quorum=1)
   with served_run(cfg, tmp_path / "run") as run:
-    proxy = Proxy(run.address)
+    proxy = Relay(run.address)
     ada = LoopLearner(
       proxy.address,
       "ada",
@@ -297,7 +297,7 @@ def test_an_idle_learner_is_not_thrown_off_for_its_pings(tmp_path):
   cfg = settings(lease_s=60.0)
   with (
     served_run(cfg, tmp_path / "run") as run,
-    contextlib.closing(Proxy(run.address)) as proxy,
+    contextlib.closing(Relay(run.address)) as proxy,
     contextlib.closing(
       Client(proxy.address, options.WireConfig(keepalive_s=0.2))
     ) as client,

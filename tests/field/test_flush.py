@@ -9,6 +9,7 @@ import dataclasses
 
 import pytest
 
+from ddiloco_jax.launch.relay import Relay
 from ddiloco_jax.learner.link import Link
 from ddiloco_jax.protocol import events, tape
 from ddiloco_jax.protocol.events import Counts
@@ -21,7 +22,6 @@ from tests.support.over_grpc import (
   served_run,
   settings,
 )
-from tests.support.proxy import Proxy
 from tests.support.served import wait_for
 
 
@@ -168,7 +168,7 @@ def test_a_learner_that_missed_the_end_is_told_of_it(tmp_path):
   cfg = settings(quorum=1, acknowledge_s=1.0)
   with (
     served_run(cfg, tmp_path / "run") as run,
-    contextlib.closing(Proxy(run.address)) as proxy,
+    contextlib.closing(Relay(run.address)) as proxy,
   ):
     ada = LoopLearner(proxy.address, "ada", paced(0.03))
     with learners(ada):

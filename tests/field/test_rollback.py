@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 
+from ddiloco_jax.launch.relay import Relay
 from ddiloco_jax.learner.learner import LearnerConfig
 from ddiloco_jax.learner.patience import Stopped
 from tests.support import receipts
@@ -24,7 +25,6 @@ from tests.support.over_grpc import (
   served_run,
   settings,
 )
-from tests.support.proxy import Proxy
 from tests.support.quadratic import Quadratic
 from tests.support.served import wait_for
 
@@ -250,7 +250,7 @@ class Unanswered:
 
 @contextlib.contextmanager
 def proxied(run):
-  with contextlib.closing(Proxy(run.address)) as proxy:
+  with contextlib.closing(Relay(run.address)) as proxy:
     yield proxy
 
 

@@ -9,6 +9,7 @@ import pytest
 from ddiloco_jax import config
 from ddiloco_jax.algorithm import fragments
 from ddiloco_jax.launch import exits, syncing
+from ddiloco_jax.launch.relay import Relay
 from ddiloco_jax.learner.client import Client
 from ddiloco_jax.protocol import events, tape
 from ddiloco_jax.training.checkpoint import Checkpoints
@@ -27,7 +28,6 @@ from tests.support.processes import (
   module,
   overrides,
 )
-from tests.support.proxy import Proxy
 from tests.support.served import wait_for
 
 GRACE_S = 20.0
@@ -189,7 +189,7 @@ def test_a_learner_without_a_syncer_for_too_long_saves_and_exits(tmp_path):
     served_run(cfg, run_dir, theta=syncing.init_params(cfg)) as run,
     ending() as start,
   ):
-    proxy = Proxy(run.address)
+    proxy = Relay(run.address)
     learner = start(
       module(
         TRAIN,

@@ -1,0 +1,1 @@
+"""Failures as data."""

@@ -1,0 +1,99 @@
+"""The flags of `cli/storm.py`, and the storms that they ask for."""
+
+import argparse
+import pathlib
+import sys
+from collections.abc import Iterator
+
+from rich.console import Console
+
+from ddiloco_jax.chaos.plan import ChaosConfig
+from ddiloco_jax.launch import exits, local, plan, storm
+
+
+def make_parser(text: str | None) -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(
+    prog="python -m ddiloco_jax.cli.storm",
+    usage="%(prog)s --config=FILE [flags] [--config.SECTION.NAME=VALUE ...]",
+    description=text,
+    epilog="exit codes: 0 the verdict holds, 1 it does not, or there is none,"
+    " 2 bad usage",
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
+  )
+  add = parser.add_argument
+  add("--config", required=True, metavar="FILE", help="a file of configs/")
+  add("--learners", type=int, default=8, help="how many (default: 8)")
+  add(
+    "--faults_per_hour",
+    type=float,
+    default=600.0,
+    help="of all learners together (default: 600)",
+  )
+  add("--minutes", type=float, default=5.0, help="of storm (default: 5)")
+  add(
+    "--syncer_kills",
+    type=int,
+    default=0,
+    help="kills of the syncer, spread over the storm (default: 0)",
+  )
+  add("--seed", type=int, default=0, help="of the first storm (default: 0)")
+  add(
+    "--seeds",
+    type=int,
+    default=1,
+    help="so many storms, each with its pair, one after the other (default: 1)",
+  )
+  add(
+    "--fault_free",
+    choices=("pair", "none"),
+    default="pair",
+    help="whether a run without faults follows each storm (default: pair)",
+  )
+  add("--json", action="store_true", help="end in a line of JSON on stdout")
+  add(
+    "--run_dir",
+    type=pathlib.Path,
+    help="directory of the storms (default: runs/CONFIG-DATE-TIME)",
+  )
+  return parser
+
+
+def console(*, as_json: bool) -> Console:
+  """Where people read; stdout is left to the JSON, if there is some."""
+  return Console(soft_wrap=True, file=sys.stderr if as_json else sys.stdout)
+
+
+def configs(
+  flags: argparse.Namespace, overrides: tuple[str, ...]
+) -> Iterator[storm.StormConfig]:
+  """The storms that the flags ask for, one for each seed.
+
+  Raises:
+    BadUsage: flags that cannot be.
+  """
+  from ddiloco_jax import config
+
+  base = flags.run_dir or local.default_run_dir(flags.config)
+  if base.exists():
+    raise exits.BadUsage(f"--run_dir={base} exists: give a new directory")
+  for seed in range(flags.seed, flags.seed + flags.seeds):
+    directory = base / f"seed-{seed}"
+    with exits.edge():
+      run = plan.RunPlan(
+        config=flags.config,
+        run_dir=directory / "storm",
+        num_learners=flags.learners,
+        overrides=(*overrides, f"--config.run.seed={seed}"),
+        owned=config.SYNCER_OWNED,
+      )
+      plan.plan_run(run)
+      faults = ChaosConfig(
+        seed=seed,
+        num_learners=flags.learners,
+        duration_s=60.0 * flags.minutes,
+        faults_per_hour=flags.faults_per_hour,
+        syncer_kills=flags.syncer_kills,
+      )
+    pair = directory / "fault_free" if flags.fault_free == "pair" else None
+    yield storm.StormConfig(run=run, chaos=faults, pair_dir=pair)
