@@ -26,6 +26,7 @@ from .reasons import Reached
 # Law -> what it says. Each is checked after each event where it may break.
 LAWS = {
   "no event raises": "the machine takes any event in any state",
+  "a step is pure": "the same state and event give the same again",
   "honest words pass": "the service's check refuses no honest learner",
   "every decision says why": "each effect carries a reason",
   "ledger": "reported = merged + discarded + pending, none negative, merged "
@@ -271,7 +272,7 @@ class Laws:
     if outcome not in _TAKEN:
       if _speaker(before, event) is None or _is_over(before):
         return  # Whoever is over is told that it is over.
-      if first is not None and self._is_remembered(key):
+      if first not in (None, outcome) and self._is_remembered(key):
         raise Broken("resolved once", f"{effect}: was told {first}")
       if first is None and key in self._pulled:
         self._answer(key, outcome)

@@ -37,6 +37,7 @@ class Process:
     held: Taken, and not yet adopted.
     trained: Per fragment, steps taken in all.
     is_over: It does not join again.
+    stalled: Its pushes do not move.
   """
 
   def __init__(self, slot: int, nonce: str, rules: Rules, max_replies: int):
@@ -46,7 +47,7 @@ class Process:
     self.incarnation = self.epoch = self.step = self.t = 0
     self.connected = self.is_over = self.stopped = False
     self.waiting = self.exhausted = self.said_end = False
-    self.has_started = False
+    self.has_started = self.stalled = False
     self.up: collections.deque[events.LearnerEvent] = collections.deque()
     self.down: collections.deque[Any] = collections.deque()
     self.bases: list[Version | None] = [None] * num

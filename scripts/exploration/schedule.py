@@ -32,6 +32,7 @@ _FAULTS = {
   "cut": 2.0,  # A control stream breaks.
   "crash": 1.5,  # A learner's process dies, or is cut off and lives on.
   "leave": 0.5,
+  "stall": 3.0,  # A reply begins to arrive, and stops, or goes on.
   "again": 2.0,  # A reply is pushed once more.
   "ghost": 3.0,  # A process that is over speaks.
   "evil": 3.0,
@@ -39,7 +40,7 @@ _FAULTS = {
   "crash_syncer": 1.2,
   "snapshot": 1.0,
   "silence": 1.0,  # Time passes, and nobody speaks.
-  "stop": 0.3,
+  "stop": 0.4,
 }
 
 
@@ -125,6 +126,7 @@ def _draw_rules(rng: random.Random, num_learners: int) -> Rules:
     "stale": rng.choice(("merge", "merge", "merge", "reject")),
     "max_staleness": rng.choice((0, 1, 2, 8, 8)),
     "grace_fraction": rng.choice((0.0, 0.8, 1.0)),
+    "min_deadline_s": rng.choice((5.0, 5.0, 1.0)),
     "lease_s": rng.choice((5.0, 15.0)),
     "quorum_timeout_s": rng.choice((20.0, 60.0, 600.0)),
     "num_syncer_steps": rng.choice((0, 0, 0, 8, 30)),

@@ -19,6 +19,7 @@ from .schedule import NUM_CHOICES, NUM_EVENTS, Choice, Schedule, Settings
 
 _KEPT = (events.Outcome.ACCEPTED, events.Outcome.CARRIED)
 _LINGER = 6  # Choices that a finished run is still talked to.
+_PURE_EVERY = 20  # Events between two steps that are taken twice.
 _CALM_ROUNDS = 200  # A second each.
 _QUIET_TICKS = 400
 _WAITS_S = (0.01, 0.1, 0.3, 1.0, 1.0, 2.0, 6.0, 11.0)
@@ -94,6 +95,10 @@ class World:
     if self.record:
       self.record(event, effects)
     self.num_events += 1
+    if self.num_events % _PURE_EVERY == 0:
+      again = machine.step(before, event)
+      if again != (self.state, effects):
+        raise Broken("a step is pure", f"{event}")
     self.laws.check(before, event, self.state, effects)
     if isinstance(event, events.Merged):
       self.committed = self.state
@@ -175,7 +180,7 @@ class World:
       self._calm()
     else:
       if self.settings.ending == "stop":
-        self.stop(0)
+        self.stop(1)
       self._fall_silent()
     self.laws.sampled(self.state)
     trained: dict[str, list[int]] = {}
@@ -196,6 +201,8 @@ class World:
     self.now += self.rules.lease_s  # Whom nobody speaks for is not live.
     self.tell(events.Ticked())
     self.ghosts.clear()
+    for process in self.slots:
+      process.stalled = False
     for _ in range(_CALM_ROUNDS):
       self.now += 1.0
       for slot in range(len(self.slots)):
@@ -219,7 +226,9 @@ class World:
       if m.live and m.training and not m.exhausted
     ]
     alike = len(set(self.settings.loudness)) == 1 and all(self.settings.tokens)
-    return len(able) >= self.rules.quorum and alike
+    # t waits a step's time, which a silence may have made long.
+    soon = (self.state.step_s or 0.0) < _CALM_ROUNDS / 40
+    return len(able) >= self.rules.quorum and alike and soon
 
   def _pass_time(self) -> None:
     """Merges are done and timers fire, up to now."""
@@ -275,8 +284,11 @@ class World:
       self._up(process)
     for p in tuple(process.wanted):
       self._fetch(process, p)
-    while process.pushes or process.begin_push(
-      self.settings.loudness[self.slots.index(process)], per_lr=True
+    while not process.stalled and (
+      process.pushes
+      or process.begin_push(
+        self.settings.loudness[self.slots.index(process)], per_lr=True
+      )
     ):
       self._finish(process, process.pushes[0])
 
@@ -356,6 +368,9 @@ class World:
       if push and self._has_session(process):
         self.tell(_about(events.Pushing, push.reply, num_bytes=0))
       return
+    if process.stalled and more >> 9 & 7:
+      return
+    process.stalled = False
     push, act = pushes[(more >> 1) % len(pushes)], (more >> 4) % 8
     if not self._has_session(process):
       pushes.remove(push)
@@ -452,6 +467,18 @@ class World:
     if more & 8:
       self._join(self.slots[slot], takeover=bool(more & 48))
 
+  def stall(self, number: int) -> None:
+    """Bytes of a reply arrive; no more of them do, for a while."""
+    slot, process, more = self._of(number)
+    loudness = self.settings.loudness[slot]
+    if not process.pushes:
+      process.begin_push(loudness, per_lr=True)
+    process.stalled = bool(process.pushes)
+    if process.pushes and self._has_session(process):
+      push = process.pushes[0]
+      push.num_bytes += 1 + more % 3
+      self.tell(_about(events.Pushing, push.reply, num_bytes=push.num_bytes))
+
   def leave(self, number: int) -> None:
     slot, process, _ = self._of(number)
     process.say(events.Left(reason="told to"))
@@ -521,7 +548,12 @@ class World:
       self.tell(events.Ticked())
 
   def stop(self, number: int) -> None:
-    self.tell(events.StopRequested(reason="SIGTERM"))
+    """Asks for the end, or to cut it short; what is on its way may arrive."""
+    for _ in range(1 + (number % 3 == 0)):
+      self.tell(events.StopRequested(reason="SIGTERM"))
+    for process in self.slots if number >> 4 & 1 else ():
+      for push in tuple(process.pushes):
+        self._finish(process, push)
 
   def extend(self) -> None:
     """A finished run is started again with bounds further away."""
@@ -531,10 +563,8 @@ class World:
       num_syncer_steps=rules.num_syncer_steps and self.state.t + 20,
       num_tokens=rules.num_tokens and rules.num_tokens * 4,
     )
-    for slot, process in enumerate(self.slots):
-      self._cut(process, is_seen=False)
-      self.slots[slot] = self._new_process(slot)
-      self.slots[slot].rules = more
+    for process in self.slots:
+      process.rules = more
     self._restore(self.state, more, 0)
 
 
