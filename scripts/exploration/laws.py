@@ -274,7 +274,8 @@ class Laws:
         return  # Whoever is over is told that it is over.
       if first not in (None, outcome) and self._is_remembered(key):
         raise Broken("resolved once", f"{effect}: was told {first}")
-      if first is None and key in self._pulled:
+      asked = key in self._pulled or outcome is Outcome.LATE
+      if first is None and asked:
         self._answer(key, outcome)
       return
     if first is not None:
