@@ -32,6 +32,7 @@ _FAULTS = {
   "cut": 2.0,  # A control stream breaks.
   "crash": 1.5,  # A learner's process dies, or is cut off and lives on.
   "leave": 0.5,
+  "evict": 0.4,
   "stall": 3.0,  # A reply begins to arrive, and stops, or goes on.
   "again": 2.0,  # A reply is pushed once more.
   "ghost": 3.0,  # A process that is over speaks.

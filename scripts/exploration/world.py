@@ -467,6 +467,10 @@ class World:
     if more & 8:
       self._join(self.slots[slot], takeover=bool(more & 48))
 
+  def evict(self, number: int) -> None:
+    _, process, _ = self._of(number)
+    self.tell(events.EvictRequested(learner=process.name, reason="test"))
+
   def stall(self, number: int) -> None:
     """Bytes of a reply arrive; no more of them do, for a while."""
     slot, process, more = self._of(number)
