@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -293,17 +294,23 @@ def _first(times: Any) -> float:
 
 
 def _running(ordeal: Ordeal, at: Line) -> list[str]:
-  """Learner processes that ran, and had joined before, when it listened."""
-  running: set[str] = set()
+  """Processes that ran when it listened, and had joined in that very life."""
+  since: dict[str, float] = {}
   for line in ordeal.lines:
     if line.at_s > at.at_s:
       break
     if line.what == "start":
-      running.add(line.values["process"])
+      is_first = line.values["life"] == 1
+      begin_s = -math.inf if is_first else line.at_s
+      since[line.values["process"]] = begin_s
     elif line.what == "end":
-      running.discard(line.values["process"])
-  joined = {f"learner-{j.learner}" for j in ordeal.joins if j.at_s < at.at_s}
-  return sorted(running & joined)
+      since.pop(line.values["process"], None)
+  joined: dict[str, float] = {}
+  for join in ordeal.joins:
+    if join.at_s < at.at_s:
+      joined[f"learner-{join.learner}"] = join.at_s
+  # The first lives began before the storm, and had all joined.
+  return sorted(n for n in joined if n in since and joined[n] >= since[n])
 
 
 def _is_disturbed(
