@@ -11,6 +11,8 @@ FENCED = 3
 QUORUM_TIMEOUT = 4
 NO_SYNCER = 5
 IN_USE = 6
+WRITE_FAILED = 7
+SUPERSEDED = 8
 
 MEANINGS = {
   OK: "it ended well, also when SIGTERM or SIGINT asked it to",
@@ -20,11 +22,17 @@ MEANINGS = {
   QUORUM_TIMEOUT: "too few learners for sync.quorum_timeout_s",
   NO_SYNCER: "no syncer was there for run.connect_timeout_s or run.max_solo_s",
   IN_USE: "the address or the run directory is in use",
+  WRITE_FAILED: "a commit or a checkpoint could not be written",
+  SUPERSEDED: "another syncer has taken over the run",
 }
 
 
 class BadUsage(ValueError):
   """What a user gave cannot be; it ends a command in one line, BAD_USAGE."""
+
+
+class WriteFailed(Exception):
+  """What had to be durable could not be written."""
 
 
 @contextlib.contextmanager
@@ -50,6 +58,18 @@ def writing_to(directory: pathlib.Path) -> Iterator[None]:
       f" ({error.filename}). Give another --run_dir, a directory that is"
       " there or can be made, and that this user may write to."
     ) from error
+
+
+@contextlib.contextmanager
+def writing_checkpoints() -> Iterator[None]:
+  """Where a checkpoint must be written: that it cannot ends the command."""
+  # Imported here: the commands that start at once save nothing.
+  from ddiloco_jax.training.checkpoint import CheckpointError
+
+  try:
+    yield
+  except CheckpointError as error:
+    raise WriteFailed(str(error)) from error
 
 
 def table(codes: tuple[int, ...] = tuple(MEANINGS)) -> str:

@@ -23,7 +23,10 @@ from ddiloco_jax.launch.exits import (
   NO_SYNCER,
   OK,
   QUORUM_TIMEOUT,
+  SUPERSEDED,
+  WRITE_FAILED,
   BadUsage,
+  WriteFailed,
 )
 from ddiloco_jax.learner import peer
 from ddiloco_jax.learner.client import Client
@@ -31,7 +34,7 @@ from ddiloco_jax.learner.link import Link
 from ddiloco_jax.learner.patience import LinkConfig, Stopped, SyncerLost
 from ddiloco_jax.learner.recovery import Recovery, RecoveryConfig
 from ddiloco_jax.protocol import ending
-from ddiloco_jax.syncer.errors import InUse
+from ddiloco_jax.syncer.errors import InUse, Superseded
 from ddiloco_jax.wire.status import ServiceError
 
 assert ending.EXIT_QUORUM_TIMEOUT == QUORUM_TIMEOUT
@@ -165,6 +168,10 @@ def _code(main: Callable[[], int]) -> int:
     code, message = BAD_USAGE, str(error)
   except InUse as error:
     code, message = IN_USE, str(error)
+  except WriteFailed as error:
+    code, message = WRITE_FAILED, str(error)
+  except Superseded as error:
+    code, message = SUPERSEDED, str(error)
   except Stopped as stopped:
     print(stopped, flush=True)
     return OK

@@ -23,11 +23,13 @@ from ddiloco_jax.launch import exits, provenance, starting
 from ddiloco_jax.models import transformer
 from ddiloco_jax.protocol import events, machine, tape
 from ddiloco_jax.syncer import server
+from ddiloco_jax.syncer.files import Files
 from ddiloco_jax.syncer.merger import Merger
 from ddiloco_jax.syncer.payloads import PayloadWriter
 from ddiloco_jax.syncer.store import Store
 from ddiloco_jax.syncer.syncer import Syncer
 from ddiloco_jax.training import metrics
+from ddiloco_jax.training.checkpoint import CheckpointError
 
 _log = logging.getLogger(__name__)
 _STOP_GRACE_S = 2.0  # For the last words of open calls.
@@ -45,6 +47,7 @@ class SyncerRun:
     theta: Parameters to start from, path -> float32 array; None to initialise
       `cfg.model` from `cfg.run.seed`.
     tx: The outer optimizer; None for the one of `cfg.outer`.
+    files: Operations on the files of commits.
 
   Raises:
     InUse: see Store.
@@ -59,6 +62,7 @@ class SyncerRun:
     restore: bool = False,
     theta: Mapping[str, np.ndarray] | None = None,
     tx: optax.GradientTransformation | None = None,
+    files: Files | None = None,
   ):
     params = init_params(cfg) if theta is None else dict(theta)
     path = pathlib.Path(run_dir)
@@ -70,8 +74,8 @@ class SyncerRun:
           cfg.fragments.num_fragments,
         )
         tx = outer.make_outer(cfg.outer) if tx is None else tx
-        self.store = Store(run_dir, restore, cfg.run.max_to_keep)
-        stack.callback(self.store.close)
+        self.store = Store(run_dir, restore, cfg.run.max_to_keep, files)
+        stack.callback(self._close_store)
         start = starting.make_start(cfg, layout, params, tx, self.store)
         self._begin(cfg, start)
         stack.callback(self._metrics.close)
@@ -80,8 +84,10 @@ class SyncerRun:
           stack.callback(self._payloads.close)
       self.syncer = self._make_syncer(cfg, start, tx)
       stack.callback(lambda: self._tape.close(self.syncer.close()))
-      self._save()
-      self.store.wait()  # Who joins finds the same run after any restart.
+      if not self.store.has_progress:
+        with exits.writing_checkpoints():
+          self._save()
+          self.store.wait()  # Who joins finds the same run after any restart.
       self._closing = stack.pop_all()
 
   def run(self, should_stop: Callable[[], str | None]) -> events.Finished:
@@ -91,7 +97,9 @@ class SyncerRun:
       should_stop: Asked a few times a second; a reason ends the run in order.
 
     Raises:
-      Exception: what ended a thread of the syncer, or a checkpoint.
+      WriteFailed: a commit or a checkpoint, as `run.on_write_error` says.
+      Superseded: another syncer has taken over the run.
+      Exception: what else ended a thread of the syncer.
     """
     saved, stopping = time.monotonic(), False
     say_wait = _WaitLog(self.syncer)
@@ -102,14 +110,23 @@ class SyncerRun:
         stopping = True
         self.syncer.request_stop(reason)
       if time.monotonic() - saved > self._every_s:
-        self._save()
+        try:
+          self._save()
+        except CheckpointError as error:
+          self._write_failed("no checkpoint", error)
         saved = time.monotonic()
-    self._save()
+    with exits.writing_checkpoints():
+      self._save()
+      self.store.wait()
     return finished
 
   def close(self) -> None:
     """Ends threads, records and the lock."""
     self._closing.close()
+
+  def _close_store(self) -> None:
+    with exits.writing_checkpoints():
+      self.store.close()
 
   def _begin(self, cfg: config.Config, start: starting.Start) -> None:
     """Opens what a run writes; nothing can refuse the start any more."""
@@ -119,6 +136,7 @@ class SyncerRun:
       "config": json.loads(config.to_json(cfg)),
     }
     self._every_s = cfg.run.checkpoint_every_s
+    self._on_write_error = cfg.run.on_write_error
     num_merges = sum(f.version.n for f in start.state.fragments)
     self.store.begin(start.spec.run_id, num_merges)
     (self.store.path / "config.json").write_text(config.to_json(cfg))
@@ -179,7 +197,27 @@ class SyncerRun:
     theta: Mapping[str, np.ndarray],
     outer_state: Any,
   ) -> None:
-    self.store.commit(self.syncer.state, merged, theta, outer_state)
+    try:
+      self.store.commit(self.syncer.state, merged, theta, outer_state)
+    except OSError as error:
+      what = f"version {merged.version.n} of fragment {merged.fragment} is not"
+      self._write_failed(f"{what} durable", error)
+
+  def _write_failed(self, what: str, error: Exception) -> None:
+    """Says so everywhere; then the run stops, or goes on without it.
+
+    Raises:
+      WriteFailed: it is to stop.
+    """
+    reason = f"{what} in {self.store.path}: {error}"
+    _log.error("%s; run.on_write_error=%s", reason, self._on_write_error)
+    self._metrics.write({"what": "write_failed", "reason": reason})
+    self.syncer.alarm(reason)
+    if self._on_write_error == "stop":
+      raise exits.WriteFailed(
+        f"{reason}. What was published is durable: make room, or make the"
+        " directory writable, and go on with --restore."
+      ) from error
 
   def _save(self) -> None:
     self.store.begin_save()

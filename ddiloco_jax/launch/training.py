@@ -256,10 +256,20 @@ class _Boundaries:
       self._records.write(record)
     every = self._cfg.run.checkpoint_every_steps
     if every and step % every == 0:
+      self._try_to_save()
+
+  def _try_to_save(self) -> None:
+    try:
       self.save()
+    except exits.WriteFailed as error:
+      _log.error("%s", error)
+      self._records.write({"what": "write_failed", "reason": str(error)})
+      if self._cfg.run.on_write_error == "stop":
+        raise
 
   def save(self) -> None:
     """Saves the newest boundary, if it is not saved yet."""
     if self._last is not None:
       (step, progress), self._last = self._last, None
-      self._model.save(self._saved, self._offset + step, progress)
+      with exits.writing_checkpoints():
+        self._model.save(self._saved, self._offset + step, progress)

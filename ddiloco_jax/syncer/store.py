@@ -258,17 +258,22 @@ class Store:
   def save(
     self, tensors: Tensors, state: machine.State, spec: dict[str, Any]
   ) -> None:
-    """Starts an asynchronous save, unless these tensors are saved already."""
+    """Starts an asynchronous save, unless these tensors are saved already.
+
+    Raises:
+      CheckpointError: the save before could not be finished, or this one not
+        begun; the next call tries again.
+    """
     self._journal.drop_covered(self.checkpoints.latest() or 0)
     step = sum(f.version.n for f in state.fragments)  # Merges so far.
     if step == self._newest:
       return
-    self._newest = step
     self.checkpoints.save(
       step,
       trees=_trees(tensors),
       records={"state": machine.save(state), "spec": spec},
     )
+    self._newest = step
 
   def begin_save(self) -> None:
     """To be called before what `save` is given is taken: it covers the rest."""

@@ -55,6 +55,7 @@ class Syncer:
     self._secrets: dict[tuple[str, int], str] = {}
     self._inbox = Inbox()
     self._bytes_down = 0
+    self._alarms: tuple[str, ...] = ()
     self._finished: events.Finished | None = None
     self._error: BaseException | None = None
     self._over = threading.Event()  # Finished, or failed.
@@ -185,6 +186,7 @@ class Syncer:
       run_id=self._spec.run_id,
       bytes_up=self._inbox.num_bytes,
       bytes_down=self._bytes_down,
+      alarms=(*view.alarms, *self._alarms),
     )
 
   # --- what its process calls --------------------------------------------------
@@ -193,6 +195,10 @@ class Syncer:
   def state(self) -> machine.State:
     """The newest one of the machine."""
     return self._state
+
+  def alarm(self, reason: str) -> None:
+    """Shows the newest fault of this process in every status."""
+    self._alarms = (reason,)
 
   def request_stop(self, reason: str) -> None:
     """Ends the run in order: flush, exact publication, goodbye."""
