@@ -69,12 +69,12 @@ def adopt(
 def hear(turn: Turn, learner: Learner) -> Learner:
   """Any byte of a process keeps, or makes, it live."""
   wake_scan(turn, turn.now + turn.rules.lease_s)
-  training = learner.training
   if not learner.live:
-    training = learner.waiting or learner.exhausted
-  return turn.put(
-    learner._replace(heard_at=turn.now, live=True, training=training)
-  )
+    learner = learner._replace(
+      training=learner.waiting or learner.exhausted,
+      stepped_at=turn.now,  # Its silence is not a step's time.
+    )
+  return turn.put(learner._replace(heard_at=turn.now, live=True))
 
 
 def disconnect(turn: Turn, event: events.Disconnected) -> None:

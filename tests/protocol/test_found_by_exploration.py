@@ -3,7 +3,7 @@
 from ddiloco_jax.protocol import check, events, machine, status
 from ddiloco_jax.protocol.events import Counts, Version
 from ddiloco_jax.protocol.rules import Rules
-from tests.protocol.by_hand import FOUR, Hand, only
+from tests.protocol.by_hand import FOUR, ONE, Hand, only
 
 TWO_SHARDS = Rules(
   num_fragments=1, cycle_steps=4, num_shards=2, max_learners=2, quorum=2
@@ -113,6 +113,23 @@ def test_a_gap_in_which_all_were_lost_is_no_step_time():
   hand.report("L0")
 
   assert hand.state.step_s == 1.0
+
+
+def test_a_silence_that_a_heartbeat_ends_is_no_step_time():
+  hand = Hand(ONE)
+  hand.join("L0")
+  for _ in range(4):
+    hand.now += 1.0
+    hand.report("L0")
+  before = hand.state.step_s
+  hand.tick(300.0)
+  assert not hand.state.learners["L0"].live
+  hand.tell(events.Heard(**hand.where("L0")))
+
+  hand.now += 1.0
+  hand.report("L0")
+
+  assert hand.state.step_s == before
 
 
 def test_who_missed_the_end_of_an_extended_run_loses_no_step():
