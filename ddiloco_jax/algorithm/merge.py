@@ -17,8 +17,10 @@ import numpy as np
 
 from ddiloco_jax.algorithm.fragments import Fragment, Leaf
 
-_CHUNK = 1 << 14  # Elements: float64 copies of them stay in the cache.
+CHUNK = 1 << 14  # Elements: float64 copies of them stay in the cache.
 _CANCELLED = 1e-12  # Norm of the mean direction below which there is none.
+
+DIRECTIONS = ("rda", "average", "clipped", "trimmed_mean", "ties")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +28,18 @@ class MergeConfig:
   """How the deltas of a round are merged.
 
   Attributes:
-    direction: "rda" or "average".
+    direction: "rda" or "average"; against replies that mislead, "clipped",
+      "trimmed_mean" or "ties" (see `robust`).
     per: What has a norm and a direction of its own: each "tensor", or all of a
       "fragment" that is not averaged.
     average_paths: Glob patterns of the tree paths that are averaged whatever
-      the direction: embeddings and the output head.
+      the direction: embeddings and the output head. What protects against
+      misleading replies does not protect these: give it ().
+    clip_factor: Of "clipped" and "ties": a reply is shortened to so many times
+      the median norm of its round.
+    trim_fraction: Of "trimmed_mean": the share of replies that is left out at
+      either end, rounded up, as long as one or two are left.
+    ties_keep: Of "ties": the share of a reply's values that is kept.
   """
 
   direction: str = "rda"
@@ -43,10 +52,16 @@ class MergeConfig:
     "*/head/*",
     "*lm_head*",
   )
+  clip_factor: float = 1.0
+  trim_fraction: float = 0.2
+  ties_keep: float = 0.2
 
   def __post_init__(self):
-    _check_choice("direction", self.direction, ("rda", "average"))
+    _check_choice("direction", self.direction, DIRECTIONS)
     _check_choice("per", self.per, ("tensor", "fragment"))
+    _check(self, "clip_factor", 1 <= self.clip_factor < math.inf, "at least 1")
+    _check(self, "trim_fraction", 0 <= self.trim_fraction < 0.5, "in 0..0.5")
+    _check(self, "ties_keep", 0 < self.ties_keep <= 1, "above 0, at most 1")
 
 
 @dataclasses.dataclass(slots=True)
@@ -80,12 +95,8 @@ class Accumulator:
   """
 
   def __init__(self, leaves: Sequence[Leaf], cfg: MergeConfig):
-    averaged = {
-      leaf.path
-      for leaf in leaves
-      if cfg.direction == "average"
-      or any(fnmatch.fnmatchcase(leaf.path, x) for x in cfg.average_paths)
-    }
+    assert cfg.direction in ("rda", "average"), "see robust.make_accumulator"
+    averaged = {x.path for x in leaves if is_averaged(x.path, cfg)}
     others = [leaf.path for leaf in leaves if leaf.path not in averaged]
     if cfg.per == "fragment" and others:
       together = [tuple(others)]
@@ -111,17 +122,10 @@ class Accumulator:
     Raises:
       ValueError: a delta or a weight that is not finite, or a weight below 0.
     """
-    if not (math.isfinite(weight) and weight >= 0):
-      raise ValueError(f"A reply's weight is {weight}: at least 0, finite.")
+    check_weight(weight)
     for leaf in self._leaves:
       assert delta[leaf.path].shape == leaf.shape, leaf
-    norms = [norm({x: delta[x] for x in g.paths}) for g in self._groups]
-    for group, n in zip(self._groups, norms):
-      if not math.isfinite(n):
-        raise ValueError(
-          f"The delta of {group.paths[0]!r} has the norm {n}: a delta is"
-          " finite. Refuse the reply."
-        )
+    norms = [finite_norm(delta, group.paths) for group in self._groups]
     if weight == 0:
       return
     self._first_weight = self._first_weight or weight
@@ -149,6 +153,34 @@ class Accumulator:
       merged |= _finish(group, self._weight, self._num_replies)
     self._groups = []
     return {leaf.path: merged[leaf.path] for leaf in self._leaves}
+
+
+def is_averaged(path: str, cfg: MergeConfig) -> bool:
+  """Whether a tensor is averaged, by the direction or by its path."""
+  return cfg.direction == "average" or any(
+    fnmatch.fnmatchcase(path, pattern) for pattern in cfg.average_paths
+  )
+
+
+def check_weight(weight: float) -> None:
+  """Raises ValueError for what is no weight."""
+  if not (math.isfinite(weight) and weight >= 0):
+    raise ValueError(f"A reply's weight is {weight}: at least 0, finite.")
+
+
+def finite_norm(delta: Fragment, paths: Sequence[str]) -> float:
+  """The norm of some tensors of a reply together.
+
+  Raises:
+    ValueError: it is not finite.
+  """
+  found = norm({path: delta[path] for path in paths})
+  if not math.isfinite(found):
+    raise ValueError(
+      f"The delta of {paths[0]!r} has the norm {found}: a delta is finite."
+      " Refuse the reply."
+    )
+  return found
 
 
 def norm(fragment: Fragment) -> float:
@@ -225,8 +257,15 @@ def _sum_of_squares(array: np.ndarray) -> float:
 
 def _chunks(array: np.ndarray) -> Iterator[np.ndarray]:
   flat = np.asarray(array).reshape(-1)
-  for start in range(0, flat.size, _CHUNK):
-    yield flat[start : start + _CHUNK]
+  for start in range(0, flat.size, CHUNK):
+    yield flat[start : start + CHUNK]
+
+
+def _check(cfg: MergeConfig, name: str, holds: bool, rule: str) -> None:
+  if not holds:
+    raise ValueError(
+      f"merge.{name} is {getattr(cfg, name)!r}: it must be {rule}."
+    )
 
 
 def _check_choice(name: str, value: str, known: tuple[str, ...]) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import optax
 
-from ddiloco_jax.algorithm import merge, outer
+from ddiloco_jax.algorithm import merge, outer, robust
 from ddiloco_jax.algorithm.digest import digest
 from ddiloco_jax.algorithm.fragments import Layout
 from ddiloco_jax.protocol import events
@@ -210,7 +210,7 @@ def merge_deltas(
   Args:
     deltas: In the order of `effect.inputs`; emptied as they are added.
   """
-  accumulator = merge.Accumulator(layout.fragment(effect.fragment), cfg)
+  accumulator = robust.make_accumulator(layout.fragment(effect.fragment), cfg)
   for item in effect.inputs:
     accumulator.add(deltas.pop(0), item.weight)
   return accumulator.result()

@@ -25,7 +25,8 @@ class Served:
     theta: Path -> float32 array; split by tensor into rules.num_fragments.
     rules: `fragment_params` is filled in.
     carrier: "grpc" or "in_process".
-    learning_rate: Of the outer SGD, which has no momentum; deltas are averaged.
+    learning_rate: Of the outer SGD, which has no momentum.
+    merge_cfg: How deltas are merged; averaged if not given.
 
   Attributes:
     sync: What learners call.
@@ -42,12 +43,14 @@ class Served:
     learning_rate: float = 1.0,
     up_format: str = "float32",
     cfg: options.WireConfig | None = None,
+    merge_cfg: merge.MergeConfig | None = None,
   ):
     shapes = {path: (a.shape, "float32") for path, a in theta.items()}
     self.layout = make_layout(shapes, "tensor", rules.num_fragments)
     sizes = map(self.layout.num_params, range(rules.num_fragments))
     self.rules = dataclasses.replace(rules, fragment_params=tuple(sizes))
     self.cfg = cfg or options.WireConfig()
+    self._merge_cfg = merge_cfg or merge.MergeConfig(direction="average")
     self.events: list[events.Event] = []
     self.effects: list[events.Effect] = []
     start = time.monotonic()
@@ -119,7 +122,7 @@ class Served:
     )
     tensors = Tensors(parts, tuple(outer.init(tx, part) for part in parts))
     versions = (events.Version(1, 0),) * num
-    cfg = merge.MergeConfig(direction="average")
+    cfg = self._merge_cfg
     return lambda done, failed: Merger(
       self.layout, tensors, versions, tx, cfg, "float32", done, failed
     )
