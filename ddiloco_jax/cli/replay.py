@@ -2,10 +2,12 @@
 
   python -m ddiloco_jax.cli.replay RUN/tape.jsonl
   python -m ddiloco_jax.cli.replay RUN --theta --out=DIR
+  python -m ddiloco_jax.cli.replay RUN --learner=0
 
 Without flags it re-steps the protocol over a tape, or over all of a run's, and
 checks every decision. With --theta it also does every merge again, from the
-replies of a run with --record_payloads, and compares every version bit by bit.
+replies of a run with --record_payloads, and compares every version bit by bit;
+with --learner it trains that learner again, step by step.
 
 Exit codes: 0 the replay is equal, also if the last line is torn; 1 it differs
 (the line, or the first version, is named), or not all of it was recorded; 2 the
@@ -32,11 +34,12 @@ def make_parser() -> argparse.ArgumentParser:
   add("tape", type=pathlib.Path, help="a run's directory, or one tape.jsonl")
   add("--json", action="store_true", help="print one JSON object a tape")
   add("--theta", action="store_true", help="do every merge again, too")
+  add("--learner", metavar="ID", help="train this learner again, too")
   add(
     "--out",
     type=pathlib.Path,
     metavar="DIR",
-    help="with --theta: write the parameters to DIR/params.npz",
+    help="with --theta or --learner: write its parameters to DIR/params.npz",
   )
   return parser
 
@@ -44,10 +47,12 @@ def make_parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
   parser = make_parser()
   flags = parser.parse_args(arguments)
-  if flags.out and not flags.theta:
-    parser.error("--out writes what --theta replays: give both")
-  if flags.theta and not flags.tape.is_dir():
-    parser.error(f"--theta needs a run's directory, and {flags.tape} is none")
+  if flags.out and (flags.theta == bool(flags.learner)):
+    parser.error("--out writes what one of --theta and --learner replays")
+  if (flags.theta or flags.learner) and not flags.tape.is_dir():
+    parser.error(
+      f"--theta and --learner need a run's directory, and {flags.tape} is none"
+    )
   try:
     paths = tapes_of(flags.tape) if flags.tape.is_dir() else [flags.tape]
     code = 0
@@ -55,6 +60,8 @@ def main(arguments: list[str] | None = None) -> int:
       code = max(code, _replay(path, flags.json))
     if flags.theta and not code:
       code = _replay_theta(flags.tape, flags.out, flags.json)
+    if flags.learner and not code:
+      code = _replay_learner(flags.tape, flags.learner, flags.out, flags.json)
   except OSError as error:
     print(
       f"cannot read {error.filename or flags.tape}: {error.strerror}; give the"
@@ -84,7 +91,43 @@ def _replay_theta(
     pass
   if out is not None and replay.theta:
     arrays.save_arrays(out / "params.npz", replay.theta)
-  print(_theta_json(replay) if as_json else _theta_text(replay))
+  values = {
+    "num_epochs": replay.num_epochs,
+    "num_merges": replay.num_merges,
+    "num_compared": replay.num_compared,
+    "num_checkpoints": replay.num_checkpoints,
+  }
+  said = (
+    f"{replay.num_merges} merges of {replay.num_epochs} epoch(s) done again;"
+    f" {replay.num_compared} digests and {replay.num_checkpoints} checkpoints"
+    " compared"
+  )
+  same = "equal: every version has the bits of the run's own"
+  print(_said(replay, values) if as_json else _told(replay, said, same))
+  return 1 if replay.faults or replay.gaps else 0
+
+
+def _replay_learner(
+  run_dir: pathlib.Path, learner: str, out: pathlib.Path | None, as_json: bool
+) -> int:
+  from ddiloco_jax.launch import arrays, retracing  # They load JAX.
+
+  replay = retracing.LearnerReplay(run_dir, learner)
+  replay.run()
+  if out is not None:
+    arrays.save_arrays(out / "params.npz", [replay.params])
+  values = {
+    "learner": learner,
+    "num_processes": replay.num_processes,
+    "num_steps": replay.num_steps,
+    "num_ends": replay.num_ends,
+  }
+  said = (
+    f"learner {learner}: {replay.num_steps} steps of {replay.num_processes}"
+    f" process(es) done again; the last parameters of {replay.num_ends} compared"
+  )
+  same = "equal: every step has the numbers of the learner's own"
+  print(_said(replay, values) if as_json else _told(replay, said, same))
   return 1 if replay.faults or replay.gaps else 0
 
 
@@ -124,31 +167,26 @@ def _as_text(result: tape.ReplayResult) -> str:
   return "\n".join(lines)
 
 
-def _theta_json(replay: Any) -> str:
-  values = {
+def _said(replay: Any, values: dict[str, Any]) -> str:
+  result = {
     "equal": not (replay.faults or replay.gaps),
     "faults": replay.faults,
     "gaps": replay.gaps,
     "notes": replay.notes,
-    "num_epochs": replay.num_epochs,
-    "num_merges": replay.num_merges,
-    "num_compared": replay.num_compared,
-    "num_checkpoints": replay.num_checkpoints,
+    **values,
   }
-  return json.dumps(values, allow_nan=False)
+  return json.dumps(result, allow_nan=False)
 
 
-def _theta_text(replay: Any) -> str:
+def _told(replay: Any, said: str, same: str) -> str:
   lines = [
-    f"{replay.num_merges} merges of {replay.num_epochs} epoch(s) done again;"
-    f" {replay.num_compared} digests and {replay.num_checkpoints} checkpoints"
-    " compared",
+    said,
     *(f"note: {note}" for note in replay.notes),
     *(f"DIFFERS: {fault}" for fault in replay.faults),
     *(f"LACKS: {gap}" for gap in replay.gaps),
   ]
   if not (replay.faults or replay.gaps):
-    lines.append("equal: every version has the bits of the run's own")
+    lines.append(same)
   return "\n".join(lines)
 
 

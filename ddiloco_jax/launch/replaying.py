@@ -51,6 +51,7 @@ class ThetaReplay:
     gaps: Sentences; what cannot be done again, as it was not recorded.
     notes: Sentences; another machine, other libraries.
     theta: Per fragment, as far as was walked.
+    layout: Of the model, once an epoch has begun.
   """
 
   def __init__(self, run_dir: pathlib.Path):
@@ -117,9 +118,9 @@ class ThetaReplay:
     cfg = config.freeze(head.settings)
     self._note(provenance.differences(head.machine, head.libraries))
     start = self._payloads.start()
-    self._layout = _layout_of(cfg, start)
+    self.layout = _layout_of(cfg, start)
     self._cfg, self._tx = cfg.merge, outer.make_outer(cfg.outer)
-    self.theta, self._outer = _tensors_of(start, self._layout, self._tx)
+    self.theta, self._outer = _tensors_of(start, self.layout, self._tx)
     for p, fragment in enumerate(state.fragments):
       was = self._names.get((p, fragment.version))
       yield self._keep(p, fragment.version)
@@ -147,7 +148,7 @@ class ThetaReplay:
     self, payloads: PayloadReader, effect: events.Merge
   ) -> Iterator[Replayed]:
     p = effect.fragment
-    leaves = self._layout.fragment(p)
+    leaves = self.layout.fragment(p)
     deltas = []
     for item in effect.inputs:
       recorded = payloads.get(item.key)
@@ -155,7 +156,7 @@ class ThetaReplay:
         self._lost.add(p)
         return
       deltas.append(codec.decode(recorded.data, leaves, recorded.format))
-    merged = merge_deltas(self._layout, self._cfg, effect, deltas)
+    merged = merge_deltas(self.layout, self._cfg, effect, deltas)
     self.theta[p], self._outer[p] = outer.step(
       self._tx, self.theta[p], merged, self._outer[p]
     )
@@ -207,7 +208,7 @@ class ThetaReplay:
     state = machine.load(self._state.rules, record)
     for p, fragment in enumerate(state.fragments):
       name = p, fragment.version
-      leaves = self._layout.fragment(p)
+      leaves = self.layout.fragment(p)
       found = digest({leaf.path: params[leaf.path] for leaf in leaves})
       if name in self._names and found != self._names[name][0]:
         self.faults.append(

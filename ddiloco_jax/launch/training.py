@@ -15,6 +15,7 @@ from ddiloco_jax import config
 from ddiloco_jax.algorithm import fragments
 from ddiloco_jax.data import stream
 from ddiloco_jax.launch import exits
+from ddiloco_jax.launch.diary import Diary
 from ddiloco_jax.learner.learner import Learner, LearnerConfig
 from ddiloco_jax.learner.patience import SyncerLost
 from ddiloco_jax.learner.recovery import Recovery
@@ -61,7 +62,7 @@ def run_learner(
     if replaced:
       _log.info("the syncer's settings rule for %s", ", ".join(replaced))
     config.check_vocab(cfg)
-    model = _make_trainer(cfg, seed=None)
+    model = make_trainer(cfg, seed=None)
     check_layout(port.run.layout, model.params)
     make_batches = batches_of(cfg, port.run.num_shards)
     example = make_batches(0)(0)
@@ -80,6 +81,7 @@ def run_learner(
       if recovery:
         recovery.own = "checkpoint"
     boundaries = _Boundaries(cfg, model, saved, records, latest or 0)
+    diary = Diary(cfg, model, port.run, directory / "steps")
     learner = Learner(
       port,
       model,
@@ -87,6 +89,7 @@ def run_learner(
       LearnerConfig(lr_index=cfg.run.lr_index, max_steps=cfg.run.max_steps),
       boundaries,
       recovery,
+      diary.note,
     )
     try:
       reason = learner.train(should_stop)
@@ -95,6 +98,7 @@ def run_learner(
         boundaries.save()  # Fenced, the directory is another process's.
       raise
     boundaries.save()
+    diary.close()
     return reason
 
 
@@ -118,7 +122,7 @@ def run_plain(
   with exits.edge(), exits.writing_to(directory):
     config.check_vocab(cfg)
     _check_directory(directory, restore)
-    model = _make_trainer(cfg, cfg.run.seed)
+    model = make_trainer(cfg, cfg.run.seed)
     records = metrics.MetricsWriter(directory / "metrics.jsonl")
     (directory / "config.json").write_text(config.to_json(cfg))
     held_out = stream.held_out(
@@ -223,7 +227,8 @@ def _check_directory(directory: pathlib.Path, restore: bool) -> None:
     )
 
 
-def _make_trainer(cfg: config.Config, seed: int | None) -> trainer.Trainer:
+def make_trainer(cfg: config.Config, seed: int | None) -> trainer.Trainer:
+  """A config's model on its mesh; see `Trainer` for the seed."""
   return trainer.Trainer(
     transformer.make_model(cfg.model),
     cfg.train,

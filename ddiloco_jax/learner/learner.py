@@ -55,6 +55,8 @@ class Learner:
     at_boundary: Called after each step with the steps taken, its metrics and
       this learner's progress, for its records and checkpoints.
     recovery: Of the inner state, from peers and for peers; None for neither.
+    note: Called with every change of the train state as JSON values: what was
+      adopted, and what a step was taken with.
   """
 
   def __init__(
@@ -65,6 +67,7 @@ class Learner:
     cfg: LearnerConfig,
     at_boundary: Callable[..., None] = lambda step, metrics, progress: None,
     recovery: Recovery | None = None,
+    note: Callable[[dict[str, Any]], None] = lambda line: None,
   ):
     self._port = port
     self._trainer = trainer
@@ -72,6 +75,7 @@ class Learner:
     self._cfg = cfg
     self._at_boundary = at_boundary
     self._recovery = recovery
+    self._note = note
     self._paths = [
       [leaf.path for leaf in port.run.layout.fragment(p)]
       for p in range(port.run.layout.num_fragments)
@@ -154,13 +158,18 @@ class Learner:
 
   def _adopt(self, publication: ports.Publication, step: int) -> None:
     p, fresh = publication.fragment, publication.arrays
-    alpha = 0.0 if publication.exact else self._port.run.alpha
     anchor = self._anchors.get(p)
-    if anchor and alpha:
-      local = self._trainer.take(self._paths[p])
-      self._trainer.put(deltas.adopt(local, fresh, alpha))
-    else:
-      self._trainer.put(fresh)
+    is_whole = publication.exact or anchor is None
+    alpha = 0.0 if is_whole else self._port.run.alpha
+    put_blend(self._trainer, fresh, alpha)
+    self._note(
+      {
+        "adopt": p,
+        "version": list(publication.version),
+        "exact": publication.exact,
+        "alpha": alpha,
+      }
+    )
     self._anchors[p] = Anchor(fresh, publication.version)
     self._copies.pop(p, None)
     self._boundaries.pop(p, None)
@@ -173,7 +182,11 @@ class Learner:
     follows = self._cfg.lr_index == "syncer"
     index = self._index.next(self._port.stamp().t) if follows else step
     lr = self._trainer.learning_rate(index)
+    place = self._shards.place()
     self._metrics = metrics = self._trainer.step(batch, index)
+    self._note(
+      {"step": step + 1, "index": index, "place": list(place), **metrics}
+    )
     tokens = int(np.count_nonzero(batch["weights"]))
     for anchor in self._anchors.values():
       anchor.add(tokens, lr)
@@ -307,3 +320,12 @@ class Learner:
     self._adopt_published(step)
     port.leave(reason)
     return reason
+
+
+def put_blend(
+  trainer: Trainer, fresh: Mapping[str, np.ndarray], alpha: float
+) -> None:
+  """Puts a publication into a model, which keeps `alpha` of its own."""
+  if alpha:
+    fresh = deltas.adopt(trainer.take(list(fresh)), fresh, alpha)
+  trainer.put(fresh)

@@ -30,6 +30,10 @@ class Shards:
     shard, position = next(iter(self._next.items()))
     return self._batches[shard](position)
 
+  def place(self) -> Position:
+    """Where the batch to train on now lies."""
+    return Position(*next(iter(self._next.items())))
+
   def advance(self) -> None:
     """That batch was trained on; another shard's is next."""
     shard = next(iter(self._next))

@@ -55,6 +55,11 @@ class Trainer:
     return self.state.params
 
   @property
+  def moments_age(self) -> int:
+    """Steps since the moments were fresh."""
+    return self._age
+
+  @property
   def mesh(self) -> Mesh:
     return self._mesh
 

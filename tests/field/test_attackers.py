@@ -25,9 +25,10 @@ LENGTH = 6.0  # Of an attack, in honest norms.
 
 
 def random_direction():
-  rng = np.random.default_rng(0)
+  """Drawn once: a new one in every reply would cancel in part."""
 
   def spoil(delta):
+    rng = np.random.default_rng(0)
     noise = {p: rng.normal(size=x.shape) for p, x in delta.items()}
     length = np.sqrt(sum(np.sum(x**2) for x in noise.values()))
     honest = np.sqrt(sum(np.sum(x.astype(float) ** 2) for x in delta.values()))
@@ -51,41 +52,45 @@ ATTACKS = {
 }
 
 
-def distance_after(direction, attack):
-  """The largest distance from the honest mean, after so many merges of each."""
+def distance_after(direction, attack, beyond=0.0):
+  """The largest distance from the honest mean, after so many merges of each.
+
+  Args:
+    beyond: Go on until the distance is more than this.
+  """
   rules = Rules(num_fragments=2, cycle_steps=4, quorum=4, lease_s=10.0)
   cfg = MergeConfig(direction=direction, average_paths=())
   served = Served(THETA, rules, merge_cfg=cfg)
+  targets = (*TARGETS, 1.04)
   crew = [
     NumpyLearner(served.client(), str(i), target=target, rate=0.4)
-    for i, target in enumerate(TARGETS)
+    for i, target in enumerate(targets)
   ]
-  attacker = NumpyLearner(
-    served.client(), "eve", target=1.04, rate=0.4, spoil=attack
-  )
+  crew[-1].spoil = attack
+
+  def distance():
+    tensors, _ = served.syncer.snapshot()
+    theta = [x for part in tensors.theta for x in part.values()]
+    return max(float(np.abs(x - np.mean(TARGETS)).max()) for x in theta)
+
+  def is_done():
+    merges = [e.fragment for e in served.all_of(events.Merge)]
+    enough = min(merges.count(0), merges.count(1)) >= NUM_MERGES
+    return enough and distance() >= beyond
+
   try:
-    for learner in (*crew, attacker):
+    for learner in crew:
       learner.start()
-    merges = {0: 0, 1: 0}
-
-    def is_done():
-      for p in merges:
-        found = [e for e in served.all_of(events.Merge) if e.fragment == p]
-        merges[p] = len(found)
-      return min(merges.values()) >= NUM_MERGES
-
-    wait_for(is_done, 30.0)
+    wait_for(is_done, 60.0)
     included = [
       item.key.learner
       for effect in served.all_of(events.Merge)
       for item in effect.inputs
     ]
-    assert included.count("eve") >= NUM_MERGES // 2
-    tensors, _ = served.syncer.snapshot()
-    theta = [x for part in tensors.theta for x in part.values()]
-    return max(float(np.abs(x - np.mean(TARGETS)).max()) for x in theta)
+    assert included.count(str(len(TARGETS))) >= NUM_MERGES // 2
+    return distance()
   finally:
-    for learner in (*crew, attacker):
+    for learner in crew:
       learner.kill()
     served.close()
 
@@ -93,12 +98,13 @@ def distance_after(direction, attack):
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("direction", ["clipped", "trimmed_mean", "ties"])
 def test_a_robust_merge_reaches_the_honest_target(direction, attack):
-  assert distance_after(direction, ATTACKS[attack]()) <= 0.2
+  assert distance_after(direction, ATTACKS[attack]()) <= 0.25
 
 
 @pytest.mark.parametrize("attack", ["long_and_flipped", "random_direction"])
 def test_an_average_does_not(attack):
-  assert distance_after("average", ATTACKS[attack]()) > 0.5
+  # Theta began at a distance of 1, and is led away from there.
+  assert distance_after("average", ATTACKS[attack](), beyond=2.0) >= 2.0
 
 
 def test_without_an_attack_each_reaches_it():
