@@ -12,6 +12,9 @@ import pytest
 
 from ddiloco_jax.algorithm.digest import digest
 from ddiloco_jax.protocol.status import account_totals
+from ddiloco_jax.syncer.errors import Superseded
+from ddiloco_jax.syncer.files import OsFiles
+from ddiloco_jax.syncer.journal import Journal
 from tests.support.crashing import Crash, CrashingFiles, DurableRun
 
 NUM_MERGES = 5
@@ -114,3 +117,24 @@ def check_books(state) -> None:
       assert totals.reported.tokens == sum(c.tokens for c in rest)
       merged += totals.merged.tokens
     assert merged == fragment.merged.tokens
+
+
+def test_a_syncer_whose_run_was_taken_over_publishes_no_more(tmp_path):
+  run = DurableRun(tmp_path / "run")
+  run.run_to(2)
+  told = run.versions()
+  other = Journal(tmp_path / "run" / "journal", OsFiles())
+  other.fence(run.store.epoch + 1)
+  place = [entry.place for entry in other.entries()][-1]
+  other.begin({"run_id": "run-1"}, place, sum(told))
+
+  with pytest.raises(Superseded, match="epoch 2"):
+    run.run_to(3)
+  assert run.versions() == told
+  run.crash()
+
+  assert run.starts[-1] == told  # What it wrote after that counts for nothing.
+  assert run.store.epoch == 3
+  run.run_to(4)
+  check_books(run.state)
+  run.store.close()
