@@ -51,10 +51,10 @@ def test_learners_outlive_a_rollback_whose_saved_counts_exceed_theirs(tmp_path):
     with learners(*two):
       wait_for(lambda: min(versions(first)) >= 2)
       wait_for(lambda: min(steps_of(first, 0)) > 15)
+      before = steps_of(first, 0)  # And so saved.
       saved = save_and_copy(first, tmp_path / "2")
       with served_run(cfg, saved, restore=True) as second:
         start = versions(second)
-        before = steps_of(second, 0)
         wait_for(lambda: versions(first)[0] >= start[0] + 2)
         wait_for(lambda: has_adopted(two, 0, versions(first)[0]))
         gate.clear()  # Few steps after it, and no more.
