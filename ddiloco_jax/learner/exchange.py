@@ -12,6 +12,8 @@ class Exchange:
   Attributes:
     changed: The lock; notified when a thread may have to look again.
     welcome, control, stamp: Of the newest control stream.
+    reading: Which data to read, where that has changed and the loop has not
+      taken it yet.
     applied: Per fragment, the loop's last adoption.
     reported: The loop's last report.
     recovered: Where it has its inner state from.
@@ -31,6 +33,7 @@ class Exchange:
     self.welcome: port.Welcomed | None = None
     self.control: port.Control | None = None
     self.stamp = port.Stamp()
+    self.reading: port.Reading | None = None
     self.applied: dict[int, events.Applied] = {}
     self.reported: events.Reported | None = None
     self.recovered: events.Recovered | None = None
@@ -51,6 +54,10 @@ class Exchange:
   def is_over(self) -> bool:
     """Whether the link's threads are to end."""
     return bool(self.left or self.error or self.finished)
+
+  def is_anew(self) -> bool:
+    """Whether the loop's counts are of a process that is over."""
+    return self.reading is not None and self.reading.anew
 
   def tell_loop(self) -> None:
     """There is something that the loop would look at."""

@@ -120,10 +120,6 @@ class Learner:
           return reason
         before = time.monotonic()
         continue
-      if port.welcome is not welcome:
-        welcome = port.welcome
-        if not welcome.reconnect:  # A restored syncer that knew of no us.
-          self._shards.begin(welcome.positions)
       batch = self._next_batch(step - first)
       if batch is None:
         self._exhausted = True
@@ -143,12 +139,27 @@ class Learner:
   # --- parts of a step ----------------------------------------------------------
 
   def _adopt_published(self, step: int) -> None:
+    reading = self._port.reading()
+    if reading is not None and reading.anew:
+      self._start_over(reading)
+      if self._exhausted:
+        self._report(step)
+    elif reading is not None:
+      self._shards.change(reading.positions)
     self._held |= {p.fragment: p for p in self._port.published()}
     for p in [p for p in self._held if self._may_adopt(p, step)]:
       self._adopt(self._held.pop(p), step)
     if self._recovery:
       clock = [self._anchors[p].version for p in range(len(self._paths))]
       self._recovery.give(step, clock, self._trainer)
+
+  def _start_over(self, reading: ports.Reading) -> None:
+    """Drops the steps since the last adoptions: their process is over."""
+    self._shards.begin(reading.positions)
+    for p, anchor in self._anchors.items():
+      self._trainer.put(anchor.base)
+      self._anchors[p] = Anchor(anchor.base, anchor.version)
+    self._copies, self._boundaries = {}, {}
 
   def _may_adopt(self, p: int, step: int) -> bool:
     """A copy that was made for a boundary fixes when it is replaced."""
@@ -243,6 +254,7 @@ class Learner:
         step=step,
         counts=tuple(self._anchors[p].counts for p in range(len(self._paths))),
         positions=self._shards.positions(),
+        returned=self._shards.returned(),
         boundaries=tuple(sorted(self._boundaries.items())),
         waiting=waiting,
         exhausted=self._exhausted,

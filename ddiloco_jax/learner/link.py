@@ -89,6 +89,12 @@ class Link:
         self._check_stop()
       return self.welcome
 
+  def reading(self) -> port.Reading | None:
+    shared = self._shared
+    with shared.changed:
+      reading, shared.reading = shared.reading, None
+    return reading
+
   def published(self) -> Sequence[port.Publication]:
     shared = self._shared
     with shared.changed:
@@ -100,14 +106,14 @@ class Link:
     self, publication: port.Publication, step: int, counts: events.Counts
   ) -> None:
     shared, p = self._shared, publication.fragment
-    applied = events.Applied(
-      fragment=p,
-      version=publication.version,
-      step=step,
-      counts=counts,
-      exact=publication.exact,
-    )
     with shared.changed:
+      applied = events.Applied(
+        fragment=p,
+        version=publication.version,
+        step=step,
+        counts=events.ZERO if shared.is_anew() else counts,
+        exact=publication.exact,
+      )
       shared.applied[p] = applied
       shared.copies.pop(p, None)
       shared.earlier.pop(p, None)
@@ -133,11 +139,15 @@ class Link:
     """
     shared = self._shared
     with shared.changed:
+      if shared.is_anew():
+        return
       shared.earlier, shared.copies = shared.copies, copies
       shared.changed.notify_all()
 
   def report(self, report: events.Reported) -> None:
     with self._shared.changed:
+      if self._shared.is_anew():
+        return
       self._shared.reported = report
       self._shared.say(report)
 

@@ -19,16 +19,37 @@ class Shards:
     self._make_batches = make_batches
     self._batches: dict[int, Batches] = {}
     self._next: dict[int, int] = {}  # The shard to read now comes first.
+    self._used_up: dict[int, int] = {}
+    self._returned: dict[int, int] = {}
 
   def begin(self, positions: Iterable[Position]) -> None:
-    """Reads these shards from now on, from these positions."""
+    """Reads these shards, from these positions, and knows of no others."""
     self._next = dict(sorted(positions))
+    self._used_up, self._returned = {}, {}
     self._batches = {s: self._make_batches(s) for s in self._next}
+
+  def change(self, positions: Iterable[Position]) -> None:
+    """Reads these shards: goes on with those that it reads already."""
+    wanted = dict(sorted(positions))
+    for reads in (self._next, self._used_up):
+      for shard in [s for s in reads if s not in wanted]:
+        self._returned[shard] = reads.pop(shard)
+        del self._batches[shard]
+    for shard, batch in wanted.items():
+      if shard not in self._batches:
+        self._returned.pop(shard, None)
+        self._batches[shard] = self._make_batches(shard)
+        self._next[shard] = batch
 
   def batch(self) -> Mapping[str, np.ndarray] | None:
     """The batch to train on now; None once the data is used up."""
-    shard, position = next(iter(self._next.items()))
-    return self._batches[shard](position)
+    while self._next:
+      shard, position = next(iter(self._next.items()))
+      batch = self._batches[shard](position)
+      if batch is not None:
+        return batch
+      self._used_up[shard] = self._next.pop(shard)
+    return None
 
   def place(self) -> Position:
     """Where the batch to train on now lies."""
@@ -41,4 +62,9 @@ class Shards:
 
   def positions(self) -> tuple[Position, ...]:
     """Per shard, the batch after the last one that was trained on."""
-    return tuple(Position(s, b) for s, b in sorted(self._next.items()))
+    reads = self._next | self._used_up
+    return tuple(Position(s, b) for s, b in sorted(reads.items()))
+
+  def returned(self) -> tuple[Position, ...]:
+    """Per shard that was given up since `begin`, the next batch of it."""
+    return tuple(Position(s, b) for s, b in sorted(self._returned.items()))

@@ -4,7 +4,6 @@ What the loop said while nobody listened is said again. (arXiv 2604.21428,
 App. E.)
 """
 
-import dataclasses
 import logging
 import random
 import time
@@ -96,6 +95,7 @@ class Stream:
       takeover=self._cfg.takeover,
       bases=tuple(bases),
       state_address=self._cfg.state_address,
+      takes_shards=True,
     )
     control = self._sync.join(hello)
     stamp, welcome = next(control.notices())
@@ -111,7 +111,7 @@ class Stream:
       if before and before.epoch != welcome.epoch:
         shared.ending = None  # If the run still ends, it is said again.
         shared.tell_loop()
-      if not welcome.reconnect:
+      if before and not welcome.reconnect:
         self._begin_anew(welcome)
       self._ask_for_news(welcome)
       self._say_again(bases)
@@ -121,11 +121,8 @@ class Stream:
   def _begin_anew(self, welcome: port.Welcomed) -> None:
     """For the syncer this is a new process, maybe with other data shards."""
     shared = self._shared
-    shared.copies, shared.earlier = {}, {}
-    if shared.reported:
-      shared.reported = dataclasses.replace(
-        shared.reported, positions=welcome.positions
-      )
+    shared.copies, shared.earlier, shared.reported = {}, {}, None
+    shared.reading = port.Reading(positions=welcome.positions, anew=True)
 
   def _ask_for_news(self, welcome: port.Welcomed) -> None:
     """Wants what was published, or rolled back, while nobody listened."""
@@ -170,6 +167,9 @@ class Stream:
           pull = shared.pulls.get(p)
           if pull and (pull.round, pull.attempt) == (r, attempt):
             del shared.pulls[p]
+        case port.ShardsNotice(positions=positions):
+          anew = shared.is_anew()
+          shared.reading = port.Reading(positions=positions, anew=anew)
         case port.EndingNotice(reason=reason):
           shared.ending = reason
         case port.FinishedNotice():

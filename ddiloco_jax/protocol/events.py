@@ -81,6 +81,7 @@ class Joined(Event):
       process that has none yet.
     max_replies: Replies it may have under way at once.
     state_address: Where it serves its state to peers; "" if it does not.
+    takes_shards: It obeys `Shards`; others are never lent one.
   """
 
   learner: str
@@ -89,6 +90,7 @@ class Joined(Event):
   bases: tuple[Version, ...] = ()
   max_replies: int = 1
   state_address: str = ""
+  takes_shards: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +119,7 @@ class Reported(LearnerEvent):
       cumulative index, which starts at the t of its welcome.
     counts: Per fragment, since its last adoption.
     positions: Per data shard it reads, the next batch.
+    returned: Per data shard it gave up, the next batch that it did not read.
     boundaries: Under `wait_for_publication`: (fragment, step index at which it
       was copied) for every copy not yet published to it.
     waiting: It takes no step until a publication arrives.
@@ -127,6 +130,7 @@ class Reported(LearnerEvent):
   step: int
   counts: tuple[Counts, ...]
   positions: tuple[Position, ...] = ()
+  returned: tuple[Position, ...] = ()
   boundaries: tuple[tuple[int, int], ...] = ()
   waiting: bool = False
   exhausted: bool = False
@@ -316,6 +320,19 @@ class Fence(Effect):
 
   learner: str
   incarnation: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Shards(Effect):
+  """All data shards that a process is to read from its next boundary on.
+
+  Those that it reads already go on where they are; what is missing it gives up,
+  and says where it stopped (`Reported.returned`).
+  """
+
+  learner: str
+  incarnation: int
+  positions: tuple[Position, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,14 @@ A nonce names a process; another nonce of the same id fences the old process.
 (arXiv 2604.21428, App. E.)
 """
 
-from ddiloco_jax.protocol import ending, events, ledger, membership, recovery
+from ddiloco_jax.protocol import (
+  ending,
+  events,
+  ledger,
+  membership,
+  recovery,
+  shards,
+)
 from ddiloco_jax.protocol.events import ZERO, Outcome, Version
 from ddiloco_jax.protocol.state import Learner
 from ddiloco_jax.protocol.turn import Turn
@@ -14,34 +21,34 @@ def join(turn: Turn, event: events.Joined) -> None:
   """Admits a process, or says why not."""
   refusal = _refusal(turn, event)
   if refusal is not None:
-    code, reason = refusal
-    turn.count("rejected")
-    turn.emit(
-      events.Reject(
-        learner=event.learner, nonce=event.nonce, code=code, reason=reason
-      )
-    )
+    _reject(turn, event, *refusal)
     return
   old = turn.learners.get(event.learner)
   if old is not None and old.nonce == event.nonce and not old.gone:
     _reconnect(turn, event, old)
     return
-  shard = _shard(turn, event.learner)
-  if shard is None:
-    turn.count("rejected")
-    turn.emit(
-      events.Reject(
-        learner=event.learner,
-        nonce=event.nonce,
-        code="RESOURCE_EXHAUSTED",
-        reason=(
-          f"all {turn.rules.num_shards} data shards are held by live "
-          "learners; raise num_shards at the syncer, or stop a learner"
-        ),
-      )
+  claimed = shards.claim(turn, event.learner)
+  if isinstance(claimed, str):
+    _reject(turn, event, "UNAVAILABLE", claimed)
+  elif not claimed.reads:
+    _reject(
+      turn,
+      event,
+      "RESOURCE_EXHAUSTED",
+      f"all {turn.rules.num_shards} data shards are held by live learners; "
+      "raise num_shards at the syncer, or stop a learner",
     )
-    return
-  _admit(turn, event, old, shard)
+  else:
+    _admit(turn, event, old, claimed)
+
+
+def _reject(turn: Turn, event: events.Joined, code: str, reason: str) -> None:
+  turn.count("rejected")
+  turn.emit(
+    events.Reject(
+      learner=event.learner, nonce=event.nonce, code=code, reason=reason
+    )
+  )
 
 
 def _refusal(turn: Turn, event: events.Joined) -> tuple[str, str] | None:
@@ -75,24 +82,11 @@ def _refusal(turn: Turn, event: events.Joined) -> tuple[str, str] | None:
   return None
 
 
-def _shard(turn: Turn, learner: str) -> int | None:
-  """The shard it had, else the lowest that no live learner holds."""
-  old = turn.learners.get(learner)
-  held = {
-    other.shard
-    for other in turn.learners.values()
-    if other.live and other.learner != learner
-  }
-  if old is not None and old.shard >= 0 and old.shard not in held:
-    return old.shard
-  for shard in range(turn.rules.num_shards):
-    if shard not in held:
-      return shard
-  return None
-
-
 def _admit(
-  turn: Turn, event: events.Joined, old: Learner | None, shard: int
+  turn: Turn,
+  event: events.Joined,
+  old: Learner | None,
+  claimed: shards.Claim,
 ) -> None:
   nonces: tuple[str, ...] = ()
   resumed = old is not None and old.nonce == event.nonce
@@ -101,12 +95,7 @@ def _admit(
     nonces = tuple(over)[-4:]
     if not resumed:
       membership.fence(turn, old, f"a new process of {event.learner} joined")
-  for other in tuple(turn.learners.values()):
-    if other.shard == shard and other.learner != event.learner:
-      membership.suspend(
-        turn, other, f"{event.learner} took over its data shard {shard}"
-      )
-      turn.put(turn.learners[other.learner]._replace(shard=-1))
+  shards.take(turn, event.learner, claimed)
   num = turn.rules.num_fragments
   incarnation = turn.next_incarnation
   turn.next_incarnation += 1
@@ -115,7 +104,8 @@ def _admit(
       learner=event.learner,
       nonce=event.nonce,
       incarnation=incarnation,
-      shard=shard,
+      shards=claimed.owned,
+      reads=claimed.reads,
       joined_at=turn.now,
       heard_at=turn.now,
       # One that has trained before goes on from its own index.
@@ -123,6 +113,7 @@ def _admit(
       counts=(ZERO,) * num,
       bases=(None,) * num,
       max_replies=max(1, event.max_replies),
+      takes_shards=event.takes_shards,
       # One learner counts once for t to advance, whoever speaks for it.
       reported_t=-1 if old is None else old.reported_t,
       state_address=event.state_address,
@@ -147,11 +138,13 @@ def _reconnect(turn: Turn, event: events.Joined, old: Learner) -> None:
       heard_at=turn.now,
       max_replies=max(1, event.max_replies),
       state_address=event.state_address,
+      takes_shards=event.takes_shards,
     )
   )
   turn.has_joined = True
   membership.wake_scan(turn, turn.now + turn.rules.lease_s)
   _welcome(turn, learner, reconnect=True)
+  shards.tell(turn, learner, f"what {event.learner} reads")
   if not (turn.end is not None and turn.end.finished):
     _restate_bases(turn, learner, event.bases)  # The books are closed then.
   learner = turn.learners[event.learner]
@@ -195,7 +188,8 @@ def _welcome(turn: Turn, learner: Learner, *, reconnect: bool) -> None:
       turn.fragments, starts, turn.accounts[learner.learner]
     )
   )
-  shard = learner.shard
+  positions = shards.positions(turn, learner)
+  names = ", ".join(str(position.shard) for position in positions)
   word = "reconnects" if reconnect else "joins"
   donor = None if reconnect else recovery.donor_for(turn, learner.learner)
   turn.emit(
@@ -205,12 +199,12 @@ def _welcome(turn: Turn, learner: Learner, *, reconnect: bool) -> None:
       incarnation=learner.incarnation,
       reconnect=reconnect,
       clocks=clocks,
-      positions=(events.Position(shard, turn.accepted.get(shard, 0)),),
+      positions=positions,
       t=turn.t,
       donor=donor,
       reason=(
         f"{learner.learner} {word} as incarnation {learner.incarnation} with "
-        f"data shard {shard}; {turn.num_live} live"
+        f"data shard {names}; {turn.num_live} live"
       ),
     )
   )

@@ -35,6 +35,7 @@ from ddiloco_jax.protocol import (
   rounds,
   saved,
   schedule,
+  shards,
   uploads,
 )
 from ddiloco_jax.protocol.events import ZERO, Effect, Event
@@ -69,7 +70,8 @@ def step(state: State, event: Event) -> tuple[State, tuple[Effect, ...]]:
   if state.end is not None and state.end.finished:
     _after_the_end(turn, event)
     return turn.freeze(), tuple(turn.effects)
-  membership.scan(turn)
+  if membership.scan(turn):
+    shards.scan(turn)
   uploads.expire_carried(turn)
   _consume(turn, event)
   schedule.advance(turn)

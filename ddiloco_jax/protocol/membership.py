@@ -150,7 +150,13 @@ def evict(turn: Turn, event: events.EvictRequested) -> None:
 def _end(turn: Turn, learner: Learner) -> None:
   turn.put(
     learner._replace(
-      live=False, training=False, connected=False, gone=True, asked=()
+      live=False,
+      training=False,
+      connected=False,
+      gone=True,
+      asked=(),
+      reads=(),
+      called_back=(),
     )
   )
   release(turn, learner)
@@ -178,10 +184,10 @@ def release(turn: Turn, learner: Learner) -> None:
       turn.put_round(r, r._replace(waiting=waiting))
 
 
-def scan(turn: Turn) -> None:
-  """Lets leases run out, and finds who has stopped training."""
+def scan(turn: Turn) -> bool:
+  """Lets leases run out, and finds who has stopped training; True if due."""
   if turn.scan_at is None or turn.now < turn.scan_at:
-    return
+    return False
   training_s = max(TRAINING_S, 10 * (turn.step_s or 0.0))
   turn.scan_at = None
   for learner in tuple(turn.learners.values()):
@@ -202,6 +208,7 @@ def scan(turn: Turn) -> None:
         turn.put(learner._replace(training=False))
       else:
         wake_scan(turn, stops_at)
+  return True
 
 
 def wake_scan(turn: Turn, at: float) -> None:

@@ -44,7 +44,7 @@ def replied(turn: Turn, event: events.Replied) -> None:
     return
   others = tuple(a for a in learner.asked if a is not asked)
   turn.put(learner._replace(asked=others))
-  _decide(turn, event, key, asked)
+  _decide(turn, event, learner, asked)
   turn.settle(key.learner, key.fragment)
 
 
@@ -96,9 +96,10 @@ def _answer_unasked(
 
 
 def _decide(
-  turn: Turn, event: events.Replied, key: ReplyKey, asked: Asked
+  turn: Turn, event: events.Replied, learner: Learner, asked: Asked
 ) -> None:
   """Judges a reply that was asked for, and takes it or refuses it."""
+  key = key_of(event)
   r = turn.round_of(key.fragment)
   if r is not None and r.round == key.round and r.attempt == key.attempt:
     member = (key.learner, key.incarnation)
@@ -136,7 +137,7 @@ def _decide(
   answer = Answer(key.incarnation, key.round, key.attempt, outcome, reason)
   turn.put_account(key.learner, key.fragment, ledger.told(account, answer))
   for shard, batch in event.positions:
-    if batch > turn.accepted.get(shard, 0):
+    if shard in learner.reads and batch > turn.accepted.get(shard, 0):
       turn.own("accepted")[shard] = batch
   _resolve(turn, key, outcome, reason)
   if r is not None and not r.merging:

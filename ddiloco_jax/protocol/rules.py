@@ -46,7 +46,11 @@ class Rules:
     max_ahead: Own steps that a learner may be ahead of the last stamp of t
       before it waits; 0 for no bound.
     max_learners: Learners admitted at once.
-    num_shards: Disjoint data shards; a learner holds one.
+    num_shards: Disjoint data shards; each is read by one learner at a time.
+    shards_per_learner: Shards that a learner owns, as far as there are so many.
+    shard_lease_s: The shards of a learner that is away for so long are lent to
+      others until it comes back; 0: never. A reader that was told to give one
+      back has as long to do so.
     fragment_params: Parameters per fragment, the weights of run totals.
   """
 
@@ -75,10 +79,17 @@ class Rules:
   max_ahead: int = 0
   max_learners: int = 64
   num_shards: int = 64
+  shards_per_learner: int = 1
+  shard_lease_s: float = 60.0
   fragment_params: tuple[int, ...] = ()
 
   def __post_init__(self):
-    for name in ("num_fragments", "max_open_rounds", "quorum"):
+    for name in (
+      "num_fragments",
+      "max_open_rounds",
+      "quorum",
+      "shards_per_learner",
+    ):
       _check(self, name, getattr(self, name) >= 1, "at least 1")
     for name in ("alpha", "grace_fraction", "average_weight", "step_weight"):
       _check(self, name, 0 <= getattr(self, name) <= 1, "in 0..1")
@@ -92,6 +103,7 @@ class Rules:
       "num_tokens",
       "adoption_delay_steps",
       "max_ahead",
+      "shard_lease_s",
     ):
       _check(self, name, getattr(self, name) >= 0, "at least 0")
     for name, *choices in (

@@ -6,7 +6,7 @@ fragment is due once a cycle, at its slot. (arXiv 2604.21428, Sec. 3.1.)
 
 import functools
 
-from ddiloco_jax.protocol import events, membership
+from ddiloco_jax.protocol import events, membership, shards
 from ddiloco_jax.protocol.quorum import average
 from ddiloco_jax.protocol.state import Due, State
 from ddiloco_jax.protocol.turn import Turn
@@ -72,6 +72,7 @@ def reported(turn: Turn, event: events.Reported) -> None:
       fresh=min(event.counts)[0] < 1,
     )
   )
+  shards.reported(turn, old, event)
   if not (old.live and old.training):
     membership.wake_scan(turn, turn.now + rules.lease_s)
 

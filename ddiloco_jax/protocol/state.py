@@ -92,10 +92,22 @@ class Round(NamedTuple):
   flush: bool = False
 
 
+class CalledBack(NamedTuple):
+  """A lent shard that its reader was told, or is to be told, to give up."""
+
+  shard: int
+  since: float
+
+
 class Learner(NamedTuple):
   """What is known of the newest process of one learner id.
 
   Attributes:
+    shards: Data shards that it owns; kept while it is away.
+    reads: Those that this incarnation may read, lent ones included.
+    called_back: Of these, lent ones that are to be given back.
+    takes_shards: It obeys the effect `Shards`.
+    lend_at: Its shards are not lent to others before.
     live: Heard within the lease, and not gone.
     training: Took a step lately, or waits for a publication, or is exhausted.
     connected: Its control stream is open.
@@ -112,13 +124,17 @@ class Learner(NamedTuple):
   learner: str
   nonce: str
   incarnation: int
-  shard: int
+  shards: tuple[int, ...]
+  reads: tuple[int, ...]
   joined_at: float
   heard_at: float
   step: int
   counts: tuple[Counts, ...]
   bases: tuple[Version | None, ...]
   max_replies: int = 1
+  takes_shards: bool = False
+  called_back: tuple[CalledBack, ...] = ()
+  lend_at: float = 0.0
   live: bool = True
   training: bool = False
   connected: bool = True

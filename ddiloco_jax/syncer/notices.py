@@ -16,6 +16,9 @@ def addressed(effect: events.Effect) -> Iterator[Addressed]:
         fragment=effect.fragment, round=effect.round, attempt=effect.attempt
       )
       yield effect.learner, effect.incarnation, notice
+    case events.Shards():
+      notice = port.ShardsNotice(positions=effect.positions)
+      yield effect.learner, effect.incarnation, notice
     case events.Publish():
       for receiver in effect.receivers:
         notice = port.PublishedNotice(

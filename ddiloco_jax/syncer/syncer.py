@@ -90,6 +90,7 @@ class Syncer:
       bases=hello.bases,
       max_replies=hello.max_replies,
       state_address=hello.state_address,
+      takes_shards=hello.takes_shards,
     )
     self._check(event)
     for effect in self._feed(event, control):

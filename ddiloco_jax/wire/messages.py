@@ -158,6 +158,7 @@ def _hello_to_pb(hello: port.Hello) -> pb.Hello:
     bases=[fields.version_to_pb(base) for base in hello.bases],
     max_replies=hello.max_replies,
     state_address=hello.state_address,
+    takes_shards=hello.takes_shards,
   )
 
 
@@ -174,6 +175,7 @@ def _hello_from_pb(hello: pb.Hello) -> port.Hello:
     ),
     max_replies=fields.natural("Hello.max_replies", hello.max_replies) or 1,
     state_address=hello.state_address[: fields.MAX_TEXT],
+    takes_shards=hello.takes_shards,
   )
 
 
@@ -184,6 +186,7 @@ def _report_to_pb(report: events.Reported) -> pb.Report:
     positions=[
       fields.position_to_pb(position) for position in report.positions
     ],
+    returned=[fields.position_to_pb(position) for position in report.returned],
     boundaries=[
       pb.Boundary(fragment=fragment, step=step)
       for fragment, step in report.boundaries
@@ -206,6 +209,7 @@ def _report_from_pb(report: pb.Report) -> events.Reported:
       for p, counts in enumerate(report.counts)
     ),
     positions=fields.positions_from_pb("Report", report.positions),
+    returned=fields.positions_from_pb("Report", report.returned),
     boundaries=tuple(
       (
         fields.natural("Boundary.fragment", boundary.fragment),
@@ -248,6 +252,9 @@ def notice_to_pb(stamp: port.Stamp, notice: port.Notice) -> pb.SyncerMessage:
     case port.FinishedNotice(reason=reason, exit_code=exit_code):
       finished = pb.Finished(reason=reason, exit_code=exit_code)
       content = {"finished": finished}
+    case port.ShardsNotice(positions=positions):
+      listed = [fields.position_to_pb(position) for position in positions]
+      content = {"shards": pb.Shards(positions=listed)}
     case port.HeartbeatNotice():
       content = {"heartbeat": pb.Heartbeat()}
   return pb.SyncerMessage(t=stamp.t, step_s=stamp.step_s, **content)
@@ -283,6 +290,9 @@ def notice_from_pb(
       return stamp, port.FinishedNotice(
         reason=finished.reason, exit_code=finished.exit_code
       )
+    case "shards":
+      positions = fields.positions_from_pb("Shards", message.shards.positions)
+      return stamp, port.ShardsNotice(positions=positions)
     case "heartbeat":
       return stamp, port.HeartbeatNotice()
   return None

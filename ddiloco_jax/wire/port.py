@@ -108,6 +108,13 @@ class FinishedNotice:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ShardsNotice:
+  """All data shards to read from the next step boundary on."""
+
+  positions: tuple[events.Position, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatNotice:
   """Nothing to say but a stamp."""
 
@@ -119,6 +126,7 @@ Notice = (
   | GivenUpNotice
   | EndingNotice
   | FinishedNotice
+  | ShardsNotice
   | HeartbeatNotice
 )
 Upward = (
@@ -143,6 +151,7 @@ class Hello:
   bases: tuple[events.Version, ...] = ()
   max_replies: int = 1
   state_address: str = ""
+  takes_shards: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,6 +266,20 @@ class Publication:
   exact: bool = False
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+  """All data shards to read from now on, and from where.
+
+  Attributes:
+    anew: For the syncer this is another process: the steps that were not
+      merged are lost, and count no more. Else shards that are being read go on
+      where they are.
+  """
+
+  positions: tuple[events.Position, ...]
+  anew: bool
+
+
 class Port(Protocol):
   """The syncer, as the training loop sees it. No method waits for the network
   but `start` and `wait`."""
@@ -271,6 +294,14 @@ class Port(Protocol):
 
   def start(self) -> Welcomed:
     """Joins, and fetches every fragment; `published` then has all of them."""
+    ...
+
+  def reading(self) -> Reading | None:
+    """What to read from this step boundary on, where that has changed.
+
+    Until it was taken, nothing that is offered or reported is passed on where
+    it is `anew`.
+    """
     ...
 
   def published(self) -> Sequence[Publication]:

@@ -446,7 +446,7 @@ class Laws:
         raise Broken("restart", f"{effect}: clock {p} is not {expected}")
       if clock.merged_n != self._merged_n.get((effect.learner, p), 0):
         raise Broken("restart", f"{effect}: merged_n of {p}")
-    shards = [m.shard for m in after.learners.values() if m.live]
+    shards = [s for m in after.learners.values() for s in m.reads]
     if len(set(shards)) < len(shards):
       raise Broken("accepted positions", f"{effect}: a shard is held twice")
 

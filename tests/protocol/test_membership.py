@@ -190,7 +190,7 @@ def test_shards_are_disjoint_and_a_lost_one_goes_on_at_its_accepted_position():
   taken = only(hand.join("L2"), events.Welcome)
   fresh = only(hand.join("L0", "again"), events.Welcome)
 
-  assert hand.state.learners["L1"].shard == 1
+  assert hand.state.learners["L1"].shards == (1,)
   assert taken.positions == (Position(0, 7),)
   assert fresh.positions == (Position(2, 0),)
 

@@ -142,7 +142,7 @@ class LearnerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., marker_done: _Optional[_Union[MarkerDone, _Mapping]] = ..., recovered: _Optional[_Union[Recovered, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "learner_id", "nonce", "layout_digest", "run_id", "takeover", "bases", "max_replies", "state_address")
+    __slots__ = ("protocol_version", "learner_id", "nonce", "layout_digest", "run_id", "takeover", "bases", "max_replies", "state_address", "takes_shards")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     LEARNER_ID_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
@@ -152,6 +152,7 @@ class Hello(_message.Message):
     BASES_FIELD_NUMBER: _ClassVar[int]
     MAX_REPLIES_FIELD_NUMBER: _ClassVar[int]
     STATE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TAKES_SHARDS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     learner_id: str
     nonce: str
@@ -161,10 +162,11 @@ class Hello(_message.Message):
     bases: _containers.RepeatedCompositeFieldContainer[Version]
     max_replies: int
     state_address: str
-    def __init__(self, protocol_version: _Optional[int] = ..., learner_id: _Optional[str] = ..., nonce: _Optional[str] = ..., layout_digest: _Optional[str] = ..., run_id: _Optional[str] = ..., takeover: bool = ..., bases: _Optional[_Iterable[_Union[Version, _Mapping]]] = ..., max_replies: _Optional[int] = ..., state_address: _Optional[str] = ...) -> None: ...
+    takes_shards: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., learner_id: _Optional[str] = ..., nonce: _Optional[str] = ..., layout_digest: _Optional[str] = ..., run_id: _Optional[str] = ..., takeover: bool = ..., bases: _Optional[_Iterable[_Union[Version, _Mapping]]] = ..., max_replies: _Optional[int] = ..., state_address: _Optional[str] = ..., takes_shards: bool = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("step", "counts", "positions", "boundaries", "waiting", "exhausted", "metrics")
+    __slots__ = ("step", "counts", "positions", "boundaries", "waiting", "exhausted", "metrics", "returned")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -179,6 +181,7 @@ class Report(_message.Message):
     WAITING_FIELD_NUMBER: _ClassVar[int]
     EXHAUSTED_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_FIELD_NUMBER: _ClassVar[int]
     step: int
     counts: _containers.RepeatedCompositeFieldContainer[Counts]
     positions: _containers.RepeatedCompositeFieldContainer[Position]
@@ -186,7 +189,8 @@ class Report(_message.Message):
     waiting: bool
     exhausted: bool
     metrics: _containers.ScalarMap[str, float]
-    def __init__(self, step: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[Counts, _Mapping]]] = ..., positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., boundaries: _Optional[_Iterable[_Union[Boundary, _Mapping]]] = ..., waiting: bool = ..., exhausted: bool = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    returned: _containers.RepeatedCompositeFieldContainer[Position]
+    def __init__(self, step: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[Counts, _Mapping]]] = ..., positions: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., boundaries: _Optional[_Iterable[_Union[Boundary, _Mapping]]] = ..., waiting: bool = ..., exhausted: bool = ..., metrics: _Optional[_Mapping[str, float]] = ..., returned: _Optional[_Iterable[_Union[Position, _Mapping]]] = ...) -> None: ...
 
 class Boundary(_message.Message):
     __slots__ = ("fragment", "step")
