@@ -162,8 +162,8 @@ def wait_for_growth(syncer: Syncer, num_bytes: int) -> None:
 
 
 def kill_within_commit(syncer: Syncer, rng: random.Random, size: int) -> None:
-  """Lets up to two commits pass, waits for one, and kills in or after it."""
-  wait_for_growth(syncer, rng.randrange(3) * size)
+  """Lets up to three commits pass, waits for one, kills in or after it."""
+  wait_for_growth(syncer, rng.randrange(4) * 2 * size)  # With momentum.
   before = syncer.journal_bytes()
   wait_for_growth(syncer, 1024)
   while rng.random() < 0.5 and syncer.journal_bytes() < before + size:
