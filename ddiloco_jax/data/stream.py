@@ -12,13 +12,15 @@ draws anew for each epoch.
 import dataclasses
 import functools
 import hashlib
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import grain
 import numpy as np
 
 from ddiloco_jax.data import sources, tokens
 from ddiloco_jax.data.sources import DataConfig
+
+if TYPE_CHECKING:
+  import grain
 
 Batch = dict[str, np.ndarray]
 
@@ -76,8 +78,8 @@ class Batches:
   """The batches of one shard, by position. Made by `make_batches`."""
 
   num_batches: int | None  # Until the shard is exhausted; None: endless.
-  _windows: "_Windows"
-  _ids: grain.MapDataset
+  _windows: "Windows"
+  _ids: "grain.MapDataset"
   _shard: int
 
   def __call__(self, position: int) -> Batch:
@@ -133,17 +135,18 @@ def make_batches(
   Raises:
     ValueError: settings that cannot be met; says which and how.
   """
+  import grain  # Deferred: it loads JAX, and only the order needs it.
+
   if not 0 <= shard < num_shards:
     raise ValueError(
       f"shard={shard} of num_shards={num_shards}: a shard must be at least 0 "
       "and below num_shards; raise sync.num_shards."
     )
-  corpus = load_corpus(cfg)
-  windows = _Windows("training", corpus.training, seq_len, corpus.separator)
+  windows = training_windows(cfg, seq_len)
   in_shard = len(range(shard, windows.num_windows, num_shards))
   if in_shard < batch_size:
     raise ValueError(
-      f"{len(corpus.training)} training tokens give shard {shard} of "
+      f"{windows.num_tokens} training tokens give shard {shard} of "
       f"{num_shards} only {in_shard} windows of {seq_len} tokens; a batch "
       f"needs {batch_size}: give more text, or fewer sync.num_shards."
     )
@@ -155,6 +158,16 @@ def make_batches(
   )
   endless = cfg.num_epochs is None
   return Batches(None if endless else len(ids), windows, ids, shard)
+
+
+def training_windows(cfg: DataConfig, seq_len: int) -> "Windows":
+  """All windows of the training text, of which shards are made.
+
+  Raises:
+    ValueError: settings that cannot be met; says which and how.
+  """
+  corpus = load_corpus(cfg)
+  return Windows("training", corpus.training, seq_len, corpus.separator)
 
 
 def held_out(
@@ -172,7 +185,7 @@ def held_out(
     Batches as `Batches` gives them.
   """
   corpus = load_corpus(cfg)
-  windows = _Windows("held-out", corpus.held_out, seq_len, corpus.separator)
+  windows = Windows("held-out", corpus.held_out, seq_len, corpus.separator)
   count = min(num_windows, windows.num_windows)
   ids = np.arange(count) * windows.num_windows // count
   batches = []
@@ -199,12 +212,18 @@ def bigram_entropy(cfg: DataConfig) -> float:
   return float(total / num_pairs)
 
 
-class _Windows:
-  """A token stream as overlapping windows; the last one is padded."""
+class Windows:
+  """A token stream as overlapping windows; the last one is padded.
+
+  Attributes:
+    num_tokens: Of the stream.
+    num_windows: Of seq_len targets each.
+  """
 
   def __init__(
     self, name: str, stream: np.ndarray, seq_len: int, separator: int
   ):
+    self.num_tokens = len(stream)
     self._num_targets = len(stream) - 1
     self.num_windows = -(-self._num_targets // seq_len)
     if self._num_targets < seq_len:
@@ -220,6 +239,7 @@ class _Windows:
     self._seq_len = seq_len
 
   def take(self, ids: np.ndarray) -> Batch:
+    """The batch of some windows; see `Batches.__call__`."""
     rows = self._rows[ids].astype(np.int32)
     places = ids[:, None] * self._seq_len + self._offsets
     return {

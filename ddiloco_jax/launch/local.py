@@ -189,11 +189,17 @@ def conclude(
 
 
 def evaluate(
-  run_dir: pathlib.Path, requests: StopRequests, screen: Screen
+  run_dir: pathlib.Path,
+  requests: StopRequests,
+  screen: Screen,
+  theta: pathlib.Path | None = None,
 ) -> dict[str, float | None]:
   """The held-out losses; none, if that is stopped.
 
   In a process of its own, which can be ended whatever it does.
+
+  Args:
+    theta: Theta 0 of a run of numpy learners.
 
   Raises:
     ValueError: it failed.
@@ -201,7 +207,10 @@ def evaluate(
   screen.say("evaluating on held-out text; Ctrl-C leaves that out")
   count = requests.count
   child = subprocess.Popen(
-    [sys.executable, "-m", "ddiloco_jax.launch.held_out", run_dir],
+    [
+      *(sys.executable, "-m", "ddiloco_jax.launch.held_out", run_dir),
+      *([theta] if theta else []),
+    ],
     stdin=subprocess.DEVNULL,
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,

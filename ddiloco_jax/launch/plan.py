@@ -33,6 +33,19 @@ class Process:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NumpyLearners:
+  """Learners without JAX (`launch/numpy_learner.py`).
+
+  Attributes:
+    theta: An .npz with Theta 0 of their model.
+    step_s: The least time that a step takes.
+  """
+
+  theta: pathlib.Path
+  step_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
   """What a local run is made from.
 
@@ -45,6 +58,7 @@ class RunPlan:
     owned: Dotted names that the syncer owns, or their sections: a learner
       takes them from it, and would refuse their overrides.
     restore: Continue the run that is in run_dir.
+    numpy: Learners are of this kind; None for those of `config`.
   """
 
   config: str
@@ -54,6 +68,7 @@ class RunPlan:
   overrides: tuple[str, ...] = ()
   owned: tuple[str, ...] = ()
   restore: bool = False
+  numpy: NumpyLearners | None = None
 
 
 def plan_run(plan: RunPlan) -> tuple[Process, ...]:
@@ -85,6 +100,8 @@ def syncer_process(plan: RunPlan) -> Process:
     f"--run_dir={plan.run_dir}",
     *plan.overrides,
   )
+  if plan.numpy:
+    command = (*command, f"--layout_arrays={plan.numpy.theta}")
   again = (*command, f"--address={ADDRESS}", "--restore")
   first = (*command, f"--address={plan.address}")
   if plan.restore:
@@ -96,6 +113,8 @@ def syncer_process(plan: RunPlan) -> Process:
 
 def learner_process(plan: RunPlan, learner: int) -> Process:
   """One learner; after a death it takes its own id and checkpoint over."""
+  if plan.numpy:
+    return _numpy_learner(plan, learner, plan.numpy.step_s)
   argv = (
     sys.executable,
     "-m",
@@ -113,6 +132,25 @@ def learner_process(plan: RunPlan, learner: int) -> Process:
     argv=argv,
     again=(*argv, "--takeover", "--restore"),
     env=env,
+  )
+
+
+def _numpy_learner(plan: RunPlan, learner: int, step_s: float) -> Process:
+  argv = (
+    sys.executable,
+    "-m",
+    "ddiloco_jax.launch.numpy_learner",
+    f"--syncer={ADDRESS}",
+    f"--learner_id={learner}",
+    f"--run_dir={plan.run_dir}",
+    f"--step_s={step_s:g}",
+  )
+  return Process(
+    name=learner_name(learner),
+    argv=argv,
+    again=(*argv, "--takeover"),
+    # Many of them share few cores.
+    env={"PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1"},
   )
 
 

@@ -75,7 +75,10 @@ def weather(
     overrides=(*cfg.run.overrides, f"--config.sync.num_tokens={merged:.0f}"),
   )
   _have(calm, None, requests, screen)
-  losses = [_loss(path, requests, screen) for path in (run_dir, cfg.pair_dir)]
+  theta = cfg.run.numpy.theta if cfg.run.numpy else None
+  losses = [
+    _loss(path, theta, requests, screen) for path in (run_dir, cfg.pair_dir)
+  ]
   stormy, fault_free = losses
   ratio = stormy / fault_free if stormy and fault_free else None
   return {
@@ -89,9 +92,12 @@ def weather(
 
 
 def _loss(
-  run_dir: pathlib.Path, requests: local.StopRequests, screen: local.Screen
+  run_dir: pathlib.Path,
+  theta: pathlib.Path | None,
+  requests: local.StopRequests,
+  screen: local.Screen,
 ) -> float | None:
-  losses = local.evaluate(run_dir, requests, screen)
+  losses = local.evaluate(run_dir, requests, screen, theta)
   report.write_report(run_dir, losses)
   return losses.get("loss_end")
 

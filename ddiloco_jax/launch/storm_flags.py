@@ -7,8 +7,10 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
-from ddiloco_jax.chaos.plan import ChaosConfig
+from ddiloco_jax.chaos.plan import KILLS_ONLY, MIX, ChaosConfig
 from ddiloco_jax.launch import exits, local, plan, storm
+
+MIXES = {"mix": MIX, "kills": KILLS_ONLY}
 
 
 def make_parser(text: str | None) -> argparse.ArgumentParser:
@@ -36,6 +38,29 @@ def make_parser(text: str | None) -> argparse.ArgumentParser:
     type=int,
     default=0,
     help="kills of the syncer, spread over the storm (default: 0)",
+  )
+  add(
+    "--faults",
+    choices=tuple(MIXES),
+    default="mix",
+    help="of what kinds: the whole mix, or kills only (default: mix)",
+  )
+  add(
+    "--down_s",
+    type=float,
+    default=2.0,
+    help="from a learner's kill to its next start (default: 2)",
+  )
+  add(
+    "--numpy_learners",
+    action="store_true",
+    help="learners free of JAX, of a small model of their own, for many",
+  )
+  add(
+    "--step_s",
+    type=float,
+    default=0.25,
+    help="least time of a step of --numpy_learners (default: 0.25)",
   )
   add("--seed", type=int, default=0, help="of the first storm (default: 0)")
   add(
@@ -86,6 +111,7 @@ def configs(
         num_learners=flags.learners,
         overrides=(*overrides, f"--config.run.seed={seed}"),
         owned=config.SYNCER_OWNED,
+        numpy=_numpy_learners(flags, seed, directory),
       )
       plan.plan_run(run)
       faults = ChaosConfig(
@@ -94,6 +120,23 @@ def configs(
         duration_s=60.0 * flags.minutes,
         faults_per_hour=flags.faults_per_hour,
         syncer_kills=flags.syncer_kills,
+        mix=MIXES[flags.faults],
+        down_s=flags.down_s,
       )
     pair = directory / "fault_free" if flags.fault_free == "pair" else None
     yield storm.StormConfig(run=run, chaos=faults, pair_dir=pair)
+
+
+def _numpy_learners(
+  flags: argparse.Namespace, seed: int, directory: pathlib.Path
+) -> plan.NumpyLearners | None:
+  """Writes down what they begin with, for the storm and for its pair."""
+  if not flags.numpy_learners:
+    return None
+  from ddiloco_jax.launch import arrays, numpy_model
+
+  if not flags.step_s >= 0:
+    raise ValueError(f"--step_s={flags.step_s}: it must be at least 0")
+  theta = directory / "theta.npz"
+  arrays.save_arrays(theta, [numpy_model.init_params(seed)])
+  return plan.NumpyLearners(theta=theta, step_s=flags.step_s)
