@@ -1,10 +1,13 @@
-"""Operates a run: ends it in order, or shuts a learner out.
+"""Operates a run: ends it in order, takes a snapshot, or shuts a learner out.
 
   python -m ddiloco_jax.cli.admin HOST:PORT drain --reason="maintenance"
+  python -m ddiloco_jax.cli.admin HOST:PORT snapshot
   python -m ddiloco_jax.cli.admin HOST:PORT evict 3 --reason="its host is sick"
 
 drain ends the run as SIGTERM does: flush, last publication, exit code 0; the
-run can be restored. evict fences the present process of a learner id, which
+run can be restored. snapshot is a consistent cut of the syncer and of every
+learner that saves its part in time; it is named once it is on disk, with those
+that are not in it. evict fences the present process of a learner id, which
 exits with code 3; another process may take the id.
 """
 
@@ -16,6 +19,7 @@ from typing import Any
 from ddiloco_jax.launch import exits
 from ddiloco_jax.learner.client import Client
 from ddiloco_jax.wire.options import WireConfig
+from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError
 
 
@@ -24,7 +28,9 @@ def make_parser() -> argparse.ArgumentParser:
   shared.add_argument("--reason", default="", help="for logs and the tape")
   shared.add_argument("--json", action="store_true", help="print JSON instead")
   shared.add_argument(
-    "--timeout_s", type=float, default=10.0, help="of the call (default: 10)"
+    "--timeout_s",
+    type=float,
+    help="of the call (default: 10; of a snapshot 600)",
   )
   parser = argparse.ArgumentParser(
     prog="python -m ddiloco_jax.cli.admin",
@@ -38,6 +44,9 @@ def make_parser() -> argparse.ArgumentParser:
   add("address", metavar="HOST:PORT", help="of the syncer: RUN/address has it")
   verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
   verbs.add_parser("drain", parents=[shared], help="end the run in order")
+  verbs.add_parser(
+    "snapshot", parents=[shared], help="take a consistent cut of the run"
+  )
   evict = verbs.add_parser("evict", parents=[shared], help="shut a learner out")
   evict.add_argument("learner", metavar="ID", help="of the learner")
   return parser
@@ -46,8 +55,9 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
   parser = make_parser()
   flags = parser.parse_args(argv)
+  timeout_s = flags.timeout_s or (600.0 if flags.verb == "snapshot" else 10.0)
   try:
-    client = Client(flags.address, WireConfig(call_timeout_s=flags.timeout_s))
+    client = Client(flags.address, WireConfig(call_timeout_s=timeout_s))
   except ValueError as error:
     parser.error(str(error))
   try:
@@ -69,12 +79,34 @@ def act(
     case "drain":
       client.drain(flags.reason)
       return {}, f"the run at {flags.address} ends; its learners are told"
+    case "snapshot":
+      reply = client.take_snapshot()
+      return _to_dict(reply), "\n".join(_lines(reply))
     case "evict":
       incarnation = client.evict(flags.learner, flags.reason)
       return {"incarnation": incarnation}, (
         f"incarnation {incarnation} of learner {flags.learner} is shut out"
       )
   raise AssertionError(flags.verb)
+
+
+def _to_dict(reply: pb.TakeSnapshotReply) -> dict[str, Any]:
+  return {
+    "snapshot": reply.snapshot,
+    "path": reply.path,
+    "clock": [[version.epoch, version.n] for version in reply.clock],
+    "learners": list(reply.learners),
+    "skipped": list(reply.skipped),
+  }
+
+
+def _lines(reply: pb.TakeSnapshotReply) -> list[str]:
+  merges = sum(version.n for version in reply.clock)
+  return [
+    f"snapshot {reply.snapshot} after {merges} merges is in {reply.path}, with"
+    f" the learners {', '.join(reply.learners) or '(none)'}",
+    *(f"not in it: {who}" for who in reply.skipped),
+  ]
 
 
 def run() -> None:

@@ -43,6 +43,8 @@ class RunConfig:
     on_write_error: What a process does when a commit or a checkpoint cannot be
       written: "stop", or "continue" without it and try again with the next.
     checkpoint_every_s: Time between two checkpoints of the syncer.
+    snapshot_every_merges: Merges between two consistent snapshots of the
+      whole run; 0 for none but those that an operator takes.
     max_to_keep: Checkpoints kept.
     record_payloads: Keep what a replay of the tensors needs: at the syncer the
       merged replies, at learners what each step was taken with.
@@ -67,6 +69,7 @@ class RunConfig:
   durability: str = "commit"
   on_write_error: str = "stop"
   checkpoint_every_s: float = 60.0
+  snapshot_every_merges: int = 0
   max_to_keep: int = 3
   record_payloads: bool = False
   connect_timeout_s: float = 120.0
@@ -79,7 +82,12 @@ class RunConfig:
     _check(self, "seed", 0 <= self.seed < 2**32, "in 0..2**32-1")
     for name in ("num_steps", "log_every_steps", "max_to_keep"):
       _check(self, name, getattr(self, name) >= 1, "at least 1")
-    for name in ("max_steps", "checkpoint_every_steps", "recover_s"):
+    for name in (
+      "max_steps",
+      "checkpoint_every_steps",
+      "recover_s",
+      "snapshot_every_merges",
+    ):
       _check(self, name, getattr(self, name) >= 0, "at least 0")
     for name in ("checkpoint_every_s", "connect_timeout_s"):
       _check(self, name, getattr(self, name) > 0, "above 0")

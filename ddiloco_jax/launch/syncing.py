@@ -102,6 +102,7 @@ class SyncerRun:
       Exception: what else ended a thread of the syncer.
     """
     saved, stopping = time.monotonic(), False
+    cut_at = self._num_merges()
     say_wait = _WaitLog(self.syncer)
     while (finished := self.syncer.wait(0.2)) is None:
       say_wait()
@@ -109,6 +110,9 @@ class SyncerRun:
       if reason and not stopping:
         stopping = True
         self.syncer.request_stop(reason)
+      if 0 < self._cut_every <= self._num_merges() - cut_at:
+        cut_at = self._num_merges()
+        self.syncer.request_snapshot()
       if time.monotonic() - saved > self._every_s:
         try:
           self._save()
@@ -137,6 +141,7 @@ class SyncerRun:
     }
     self._every_s = cfg.run.checkpoint_every_s
     self._on_write_error = cfg.run.on_write_error
+    self._cut_every = cfg.run.snapshot_every_merges
     num_merges = sum(f.version.n for f in start.state.fragments)
     self.store.begin(start.spec.run_id, num_merges)
     (self.store.path / "config.json").write_text(config.to_json(cfg))
@@ -189,6 +194,9 @@ class SyncerRun:
       self._note,
       make_merger,
       now=lambda: time.monotonic() - start,
+      save_cut=lambda number, tensors, state: self.store.save_cut(
+        number, tensors, state, self._record
+      ),
     )
 
   def _commit(
@@ -219,6 +227,9 @@ class SyncerRun:
         " directory writable, and go on with --restore."
       ) from error
 
+  def _num_merges(self) -> int:
+    return sum(f.version.n for f in self.syncer.state.fragments)
+
   def _save(self) -> None:
     self.store.begin_save()
     tensors, state = self.syncer.snapshot()
@@ -232,6 +243,8 @@ class SyncerRun:
   ) -> None:
     self._tape.append(event, effects, state)
     for effect in effects:
+      if isinstance(effect, events.SnapshotOver) and not effect.reason:
+        self.store.name_cut(effect)
       if line := _metrics_line(effect):
         self._metrics.write({"time": event.time, "t": state.t, **line})
 
@@ -334,6 +347,14 @@ def _metrics_line(effect: events.Effect) -> dict[str, Any] | None:
         "fragment": effect.fragment,
         "n": effect.version.n,
         "contributors": included,
+        "reason": effect.reason,
+      }
+    case events.SnapshotOver():
+      return {
+        "what": "snapshot",
+        "snapshot": effect.snapshot,
+        "learners": effect.learners,
+        "skipped": effect.skipped,
         "reason": effect.reason,
       }
     case events.GiveUp() | events.Alarm() | events.Ending() | events.Finished():

@@ -14,7 +14,7 @@ import numpy as np
 from ddiloco_jax import config
 from ddiloco_jax.algorithm import fragments
 from ddiloco_jax.data import stream
-from ddiloco_jax.launch import exits
+from ddiloco_jax.launch import cuts, exits
 from ddiloco_jax.launch.diary import Diary
 from ddiloco_jax.learner.learner import Learner, LearnerConfig
 from ddiloco_jax.learner.patience import SyncerLost
@@ -82,6 +82,7 @@ def run_learner(
         recovery.own = "checkpoint"
     boundaries = _Boundaries(cfg, model, saved, records, latest or 0)
     diary = Diary(cfg, model, port.run, directory / "steps")
+    parts = cuts.Cuts(directory, model)
     learner = Learner(
       port,
       model,
@@ -90,6 +91,7 @@ def run_learner(
       boundaries,
       recovery,
       diary.note,
+      parts.save,
     )
     try:
       reason = learner.train(should_stop)
@@ -97,6 +99,8 @@ def run_learner(
       if not (isinstance(error, ServiceError) and error.code == "ABORTED"):
         boundaries.save()  # Fenced, the directory is another process's.
       raise
+    finally:
+      parts.close()
     boundaries.save()
     diary.close()
     return reason

@@ -136,6 +136,10 @@ class Client:
     request = pb.EvictRequest(learner_id=learner, reason=reason)
     return self._ask("Evict", request).incarnation
 
+  def take_snapshot(self) -> pb.TakeSnapshotReply:
+    """Takes a consistent cut of the run; returns once it is on disk."""
+    return self._ask("TakeSnapshot", pb.TakeSnapshotRequest())
+
   def close(self) -> None:
     """Ends all calls and connections."""
     with self._lock:

@@ -23,6 +23,7 @@ class Exchange:
     wanted: What was published and is to be fetched.
     newest: What was fetched last.
     ready: What was fetched and not taken by the loop yet.
+    marker: A cut whose marker was not answered yet.
     ending, finished: What the syncer said of the end.
     error: What ended a thread, and with it the link.
     left: The loop has said goodbye.
@@ -44,6 +45,7 @@ class Exchange:
     self.wanted: dict[int, port.PublishedNotice] = {}
     self.newest: dict[int, events.Version] = {}
     self.ready: dict[int, port.Publication] = {}
+    self.marker: port.MarkerNotice | None = None
     self.ending: str | None = None
     self.finished: port.FinishedNotice | None = None
     self.error: BaseException | None = None

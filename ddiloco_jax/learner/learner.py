@@ -21,6 +21,9 @@ from ddiloco_jax.learner.shards import Shards
 from ddiloco_jax.protocol import events
 from ddiloco_jax.wire import port as ports
 
+SaveCut = Callable[
+  [int, int, dict[str, Any], Callable[[str | None], None]], None
+]
 _WAIT_S = 1.0  # Longest sleep between two looks at an ended or blocked run.
 
 
@@ -57,6 +60,9 @@ class Learner:
     recovery: Of the inner state, from peers and for peers; None for neither.
     note: Called with every change of the train state as JSON values: what was
       adopted, and what a step was taken with.
+    save_cut: Given a cut's number, the step, this learner's progress and whom
+      to tell (None, or why it failed) once its part is on disk. None: this
+      learner keeps no such parts.
   """
 
   def __init__(
@@ -68,6 +74,7 @@ class Learner:
     at_boundary: Callable[..., None] = lambda step, metrics, progress: None,
     recovery: Recovery | None = None,
     note: Callable[[dict[str, Any]], None] = lambda line: None,
+    save_cut: SaveCut | None = None,
   ):
     self._port = port
     self._trainer = trainer
@@ -76,6 +83,8 @@ class Learner:
     self._at_boundary = at_boundary
     self._recovery = recovery
     self._note = note
+    self._save_cut = save_cut
+    self._saving = 0  # Number of the cut that is being written.
     self._paths = [
       [leaf.path for leaf in port.run.layout.fragment(p)]
       for p in range(port.run.layout.num_fragments)
@@ -147,8 +156,10 @@ class Learner:
     elif reading is not None:
       self._shards.change(reading.positions)
     self._held |= {p.fragment: p for p in self._port.published()}
+    self._mark(step)  # What was published after a marker is no part of its cut.
     for p in [p for p in self._held if self._may_adopt(p, step)]:
       self._adopt(self._held.pop(p), step)
+    self._mark(step)
     if self._recovery:
       clock = [self._anchors[p].version for p in range(len(self._paths))]
       self._recovery.give(step, clock, self._trainer)
@@ -160,6 +171,36 @@ class Learner:
       self._trainer.put(anchor.base)
       self._anchors[p] = Anchor(anchor.base, anchor.version)
     self._copies, self._boundaries = {}, {}
+
+  def _mark(self, step: int) -> None:
+    """Saves this learner's part of a cut, once it holds exactly its clock."""
+    marker = self._port.marker()
+    if marker is None or marker.snapshot == self._saving:
+      return
+    if len(self._anchors) < len(marker.clock):
+      return  # It has not begun to train.
+    pairs = [
+      (self._anchors[p].version.n, v.n) for p, v in enumerate(marker.clock)
+    ]
+    if any(held < wanted for held, wanted in pairs):
+      return
+    self._saving = marker.snapshot
+
+    def tell(failure: str | None) -> None:
+      self._port.marked(
+        events.MarkerDone(
+          snapshot=marker.snapshot,
+          saved=failure is None,
+          reason=failure or "",
+        )
+      )
+
+    if self._save_cut is None:
+      tell("it keeps no checkpoints")
+    elif any(held > wanted for held, wanted in pairs):
+      tell("it trains from newer versions than the cut's")
+    else:
+      self._save_cut(marker.snapshot, step, self._progress(), tell)
 
   def _may_adopt(self, p: int, step: int) -> bool:
     """A copy that was made for a boundary fixes when it is replaced."""

@@ -159,6 +159,16 @@ class Link:
   def stamp(self) -> port.Stamp:
     return self._shared.stamp
 
+  def marker(self) -> port.MarkerNotice | None:
+    return self._shared.marker
+
+  def marked(self, done: events.MarkerDone) -> None:
+    shared = self._shared
+    with shared.changed:
+      if shared.marker and shared.marker.snapshot == done.snapshot:
+        shared.marker = None
+      shared.say(done)
+
   def ending(self) -> str | None:
     return self._shared.ending
 

@@ -109,6 +109,7 @@ class Stream:
         shared.pulls.clear()
       shared.control, shared.stamp = control, stamp
       if before and before.epoch != welcome.epoch:
+        shared.marker = None  # Its cut ended with the epoch.
         shared.ending = None  # If the run still ends, it is said again.
         shared.tell_loop()
       if before and not welcome.reconnect:
@@ -170,6 +171,8 @@ class Stream:
         case port.ShardsNotice(positions=positions):
           anew = shared.is_anew()
           shared.reading = port.Reading(positions=positions, anew=anew)
+        case port.MarkerNotice():
+          shared.marker = notice
         case port.EndingNotice(reason=reason):
           shared.ending = reason
         case port.FinishedNotice():

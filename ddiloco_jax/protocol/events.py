@@ -253,6 +253,34 @@ class EvictRequested(Event):
   reason: str
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotRequested(Event):
+  """Somebody wants a consistent cut of the run."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MarkerDone(LearnerEvent):
+  """A learner's part of a cut is on disk, or the reason why it is not."""
+
+  snapshot: int
+  saved: bool
+  reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Captured(Event):
+  """The syncer has copied its own part of a cut.
+
+  Attributes:
+    path: Where it is on disk; empty while it is being written.
+    failure: Why it cannot be written.
+  """
+
+  snapshot: int
+  path: str = ""
+  failure: str = ""
+
+
 # --- effects ---------------------------------------------------------------
 
 
@@ -415,6 +443,32 @@ class GiveUp(Effect):
   round: int
   attempt: int
   receivers: tuple[Receiver, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Marker(Effect):
+  """Tells members (learner, incarnation) to save once they hold the clock."""
+
+  snapshot: int
+  clock: tuple[Version, ...]
+  members: tuple[tuple[str, int], ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotOver(Effect):
+  """A cut is taken; with a reason: it is not, and that is why.
+
+  Attributes:
+    snapshot: Its number; 0 where it was refused before it had one.
+    learners: Whose parts are on disk.
+    skipped: "ID: why" of the others.
+  """
+
+  snapshot: int
+  path: str = ""
+  clock: tuple[Version, ...] = ()
+  learners: tuple[str, ...] = ()
+  skipped: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,9 @@ The theory, top to bottom (arXiv 2604.21428, Sec. 3; Eq. 3; App. E):
    starts a new span of counts. (`publishing.merged`, `publishing.applied`)
 6. Who is silent, gone or late changes who is asked, never whether the others
    go on. (`membership`)
-7. At the end every fragment is flushed once, published exactly, and
+7. A snapshot is a cut between two versions, marked and saved by each.
+   (`snapshots`)
+8. At the end every fragment is flushed once, published exactly, and
    acknowledged. (`ending`)
 
 No clock, no randomness, no I/O, and no event order that raises.
@@ -36,6 +38,7 @@ from ddiloco_jax.protocol import (
   saved,
   schedule,
   shards,
+  snapshots,
   uploads,
 )
 from ddiloco_jax.protocol.events import ZERO, Effect, Event
@@ -77,7 +80,9 @@ def step(state: State, event: Event) -> tuple[State, tuple[Effect, ...]]:
   schedule.advance(turn)
   ending.check(turn)
   rounds.progress(turn)
-  if turn.queue and not _is_idle(turn, state):
+  snapshots.progress(turn)
+  held = snapshots.holds_rounds(turn)
+  if turn.queue and not (held or _is_idle(turn, state)):
     rounds.open_due(turn)
     rounds.progress(turn)
   ending.progress(turn)
@@ -112,6 +117,12 @@ def _consume(turn: Turn, event: Event) -> None:
       recovery.recovered(turn, event)
     case events.PushBroken():
       uploads.push_broken(turn, event)
+    case events.SnapshotRequested():
+      snapshots.request(turn)
+    case events.MarkerDone():
+      snapshots.marker_done(turn, event)
+    case events.Captured():
+      snapshots.captured(turn, event)
     case events.StopRequested():
       ending.stop_requested(turn, event)
     case events.EvictRequested():
@@ -127,6 +138,7 @@ def _is_idle(turn: Turn, before: State) -> bool:
     and turn.t == before.t
     and turn.rounds is before.rounds
     and turn.num_live == before.num_live
+    and turn.cut is before.cut
     and not any(before.now < d.not_before <= turn.now for d in turn.queue)
   )
 
@@ -143,6 +155,8 @@ def _after_the_end(turn: Turn, event: Event) -> None:
         reason="the run has finished",
       )
     )
+  elif isinstance(event, events.SnapshotRequested):
+    snapshots.request(turn)
 
 
 def next_timer(state: State) -> float | None:
@@ -156,6 +170,9 @@ def next_timer(state: State) -> float | None:
       times.append(r.deadline if r.quorum_at is None else r.grace_end)
   if state.queue and len(state.rounds) < state.rules.max_open_rounds:
     times += [due.not_before for due in state.queue]
+  if state.cut is not None:
+    times.append(state.cut.until)
+    times.append(snapshots.write_until(state, state.cut))
   if end is not None:
     times.append(end.until)
   elif state.lacking_since is not None:
@@ -269,6 +286,7 @@ def restore(
   turn.num_reported, turn.has_joined = 0, False
   turn.t_due, turn.lacking_since = turn.now, None
   turn.scan_at = turn.carried_check_at = turn.end = None
+  turn.cut = None
   if cause is not None and was_over:
     turn.end = ending.already_over(old, cause)
   return turn.freeze()

@@ -177,6 +177,27 @@ class Sync(NamedTuple):
   seen: int = 0
 
 
+class Cut(NamedTuple):
+  """A consistent snapshot, under way.
+
+  Attributes:
+    until: Bound on the present phase.
+    marked: The rounds are closed and the markers are out.
+    copied: The syncer has its own part, at least in memory.
+    awaited: Who has not answered the marker.
+  """
+
+  snapshot: int
+  until: float
+  marked: bool = False
+  copied: bool = False
+  path: str = ""
+  clock: tuple[Version, ...] = ()
+  awaited: tuple[Member, ...] = ()
+  saved: tuple[str, ...] = ()
+  skipped: tuple[str, ...] = ()
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class End:
   """The end of a run, under way.
@@ -250,6 +271,8 @@ class State(NamedTuple):
   newest_merge: int = -1
   next_round: int = 1
   next_incarnation: int = 1
+  next_snapshot: int = 1
+  cut: Cut | None = None
   end: End | None = None
   alarms: tuple[str, ...] = ()
 

@@ -20,6 +20,7 @@ from ddiloco_jax.protocol.quorum import average, median
 from ddiloco_jax.protocol.rules import Rules
 from ddiloco_jax.protocol.state import (
   Asked,
+  Cut,
   Due,
   End,
   FragmentState,
@@ -72,6 +73,8 @@ class Turn:
   newest_merge: int
   next_round: int
   next_incarnation: int
+  next_snapshot: int
+  cut: Cut | None
   end: End | None
   counters: dict[str, int]
   alarms: tuple[str, ...]

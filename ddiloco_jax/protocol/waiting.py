@@ -5,8 +5,8 @@ Status, logs and metrics use the same ones. (arXiv 2604.21428, Sec. 3.)
 
 from typing import NamedTuple
 
-from ddiloco_jax.protocol import members, schedule
-from ddiloco_jax.protocol.state import Round, State
+from ddiloco_jax.protocol import members, schedule, snapshots
+from ddiloco_jax.protocol.state import Cut, Round, State
 from ddiloco_jax.protocol.turn import Turn
 
 
@@ -15,7 +15,8 @@ class Wait(NamedTuple):
 
   Attributes:
     kind: A word that stays, for metrics: learners, steps, replies, retry,
-      eligible, grace, merging, slot, flush, acknowledgements or nothing.
+      eligible, grace, merging, slot, snapshot, flush, acknowledgements or
+      nothing.
     sentence: For people; it names what is missing.
   """
 
@@ -28,6 +29,8 @@ def wait(state: State, now: float) -> Wait:
   end, k = state.end, state.rules.quorum
   if end is not None:
     return _waiting_at_the_end(state)
+  if state.cut is not None and snapshots.holds_rounds(Turn(state)):
+    return Wait("snapshot", _waiting_for_cut(state, state.cut))
   live = [m for m in state.learners.values() if m.live]
   if len(live) < k:
     return Wait(
@@ -57,6 +60,20 @@ def wait(state: State, now: float) -> Wait:
         f"{_names(names, 'missing ')}",
       )
   return _waiting_for_slot(state, now)
+
+
+def _waiting_for_cut(state: State, cut: Cut) -> str:
+  if not cut.marked:
+    return (
+      f"snapshot {cut.snapshot} waits for {_more(len(state.rounds), 'round')} "
+      "to close; none opens meanwhile"
+    )
+  if not cut.copied:
+    return f"snapshot {cut.snapshot}: the syncer copies its part"
+  return (
+    f"snapshot {cut.snapshot} waits for learners to adopt its clock"
+    f"{_names([member.learner for member in cut.awaited])}"
+  )
 
 
 def _waiting_for_slot(state: State, now: float) -> Wait:

@@ -31,6 +31,10 @@ def addressed(effect: events.Effect) -> Iterator[Addressed]:
           exact=effect.exact,
         )
         yield receiver.learner, receiver.incarnation, notice
+    case events.Marker():
+      marker = port.MarkerNotice(snapshot=effect.snapshot, clock=effect.clock)
+      for learner, incarnation in effect.members:
+        yield learner, incarnation, marker
     case events.GiveUp():
       notice = port.GivenUpNotice(
         fragment=effect.fragment,

@@ -43,6 +43,8 @@ class Served(port.Synchronizer, Protocol):
     self, session: port.Session, preferred: str
   ) -> events.Donor: ...
 
+  def take_snapshot(self) -> events.SnapshotOver: ...
+
 
 class Service:
   """The methods of ddiloco.v1.Synchronizer over a `Served`.
@@ -143,6 +145,12 @@ class Service:
         learner, f"by an admin: {_reason(request)}"
       )
       return pb.EvictReply(incarnation=incarnation)
+
+  def TakeSnapshot(
+    self, request: pb.TakeSnapshotRequest, context
+  ) -> pb.TakeSnapshotReply:
+    with _faults(context):
+      return messages.snapshot_to_pb(self._synchronizer.take_snapshot())
 
 
 class _Upward(threading.Thread):

@@ -9,6 +9,7 @@ once nothing can refuse the start any more, the run in it is as it was.
 
 import contextlib
 import fcntl
+import json
 import logging
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -275,6 +276,33 @@ class Store:
     )
     self._newest = step
 
+  def save_cut(
+    self,
+    snapshot: int,
+    tensors: Tensors,
+    state: machine.State,
+    spec: dict[str, Any],
+  ) -> str:
+    """Writes the syncer's part of a cut; returns its directory, on disk.
+
+    It is apart from checkpoints and journal, and is never rotated away.
+    """
+    path = cut_path(self.path, snapshot)
+    with checkpoint.Checkpoints(path / "syncer") as saving:
+      saving.save(
+        0,
+        trees=_trees(tensors),
+        records={"state": machine.save(state), "spec": spec},
+      )
+    return str(path)
+
+  def name_cut(self, over: events.SnapshotOver) -> None:
+    """Writes what a cut holds, once it is one: its manifest.json."""
+    path = cut_path(self.path, over.snapshot) / "manifest.json"
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(saved.encode(over), allow_nan=False, indent=2))
+    self._files.rename(part, path)
+
   def begin_save(self) -> None:
     """To be called before what `save` is given is taken: it covers the rest."""
     self._journal.rotate()
@@ -288,6 +316,11 @@ class Store:
     self.checkpoints.close()
     self._journal.close()
     self._lock.close()
+
+
+def cut_path(run_dir: pathlib.Path, snapshot: int) -> pathlib.Path:
+  """Where a run keeps the syncer's part of a cut."""
+  return run_dir / "snapshots" / str(snapshot)
 
 
 def _unpack(

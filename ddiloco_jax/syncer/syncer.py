@@ -18,9 +18,11 @@ from ddiloco_jax.syncer import checks, notices
 from ddiloco_jax.syncer.control import Control
 from ddiloco_jax.syncer.inbox import Inbox, Reply
 from ddiloco_jax.syncer.merger import Merger, Tensors
+from ddiloco_jax.training.checkpoint import CheckpointError
 from ddiloco_jax.wire import codec, port
 from ddiloco_jax.wire.status import ServiceError
 
+SaveCut = Callable[[int, Tensors, machine.State], str]
 _KEPT = (events.Outcome.ACCEPTED, events.Outcome.CARRIED)
 
 
@@ -34,6 +36,8 @@ class Syncer:
       under the lock: it must be quick.
     make_merger: Builds the merger, given the callbacks `done` and `failed`.
     now: Seconds since the run began, monotonic.
+    save_cut: Writes the syncer's part of a cut, given its number; returns its
+      path once it is on disk. Without it no cut is taken.
   """
 
   def __init__(
@@ -43,12 +47,15 @@ class Syncer:
     record: Callable[..., None],
     make_merger: Callable[..., Merger],
     now: Callable[[], float] = time.monotonic,
+    save_cut: SaveCut | None = None,
   ):
     assert state.end is None, "a run that has ended is not served"
     self._spec = spec
     self._state = state
     self._record = record
     self._now = now
+    self._save_cut = save_cut
+    self._cuts: dict[int, events.SnapshotOver] = {}
     self._lock = threading.RLock()
     self._changed = threading.Condition(self._lock)
     self._controls: dict[tuple[str, int], Control] = {}
@@ -217,6 +224,37 @@ class Syncer:
       self._feed(event)
       return self._state.learners[learner].incarnation
 
+  def request_snapshot(self) -> None:
+    """Begins a consistent cut, unless one is under way, and does not wait."""
+    self._feed(events.SnapshotRequested())
+
+  def take_snapshot(self) -> events.SnapshotOver:
+    """Takes a consistent cut of the run, or joins the one under way.
+
+    Raises:
+      ServiceError: FAILED_PRECONDITION where there is none to be had, ABORTED
+        where it was given up; with the reason.
+    """
+    if self._save_cut is None:
+      raise ServiceError(
+        "FAILED_PRECONDITION",
+        "this syncer has no directory to put a snapshot into.",
+      )
+    with self._changed:
+      for effect in self._feed(events.SnapshotRequested()):
+        if isinstance(effect, events.SnapshotOver) and not effect.snapshot:
+          raise ServiceError("FAILED_PRECONDITION", f"{effect.reason}.")
+      cut = self._state.cut
+      assert cut, "a requested cut is under way"
+      self._changed.wait_for(
+        lambda: cut.snapshot in self._cuts or self._over.is_set()
+      )
+      over = self._cuts.get(cut.snapshot)
+    reason = "the syncer has ended" if over is None else over.reason
+    if reason or over is None:
+      raise ServiceError("ABORTED", f"no snapshot was taken: {reason}.")
+    return over
+
   def wait(self, timeout_s: float) -> events.Finished | None:
     """Blocks until the run has finished, at most `timeout_s`.
 
@@ -275,6 +313,12 @@ class Syncer:
       case events.Merge():
         replies = [self._inbox.take(item.key) for item in effect.inputs]
         self._merger.merge(effect, replies)
+      case events.Marker():
+        threading.Thread(
+          target=self._capture, args=(effect,), name="snapshot", daemon=True
+        ).start()
+      case events.SnapshotOver(snapshot=number):
+        self._cuts[number] = effect
       case events.Free(key=key):
         self._inbox.free(key)
       case events.Finished():
@@ -289,6 +333,22 @@ class Syncer:
     if isinstance(effect, events.Finished):
       for who in list(self._controls):
         self._end(who)
+
+  def _capture(self, marker: events.Marker) -> None:
+    """Copies the syncer's part of a cut, then writes it."""
+    try:
+      assert self._save_cut
+      tensors, state = self.snapshot()
+      self._feed(events.Captured(snapshot=marker.snapshot))
+      try:
+        path, failure = self._save_cut(marker.snapshot, tensors, state), ""
+      except (OSError, CheckpointError) as error:
+        path, failure = "", str(error)  # The run goes on without this cut.
+      self._feed(
+        events.Captured(snapshot=marker.snapshot, path=path, failure=failure)
+      )
+    except BaseException as error:
+      self._fail(error)
 
   def _welcome(self, effect: events.Welcome, control: Control) -> None:
     who = effect.learner, effect.incarnation

@@ -107,6 +107,11 @@ def upward_to_pb(message: port.Hello | port.Upward) -> pb.LearnerMessage:
         source=message.source, donor=message.donor, reason=message.reason
       )
       return pb.LearnerMessage(recovered=recovered)
+    case events.MarkerDone():
+      done = pb.MarkerDone(
+        snapshot=message.snapshot, saved=message.saved, reason=message.reason
+      )
+      return pb.LearnerMessage(marker_done=done)
     case events.Left():
       return pb.LearnerMessage(goodbye=pb.Goodbye(reason=message.reason))
     case events.Heard():
@@ -137,13 +142,20 @@ def upward_from_pb(message: pb.LearnerMessage) -> port.Hello | port.Upward:
         donor=recovered.donor[: fields.MAX_TEXT],
         reason=recovered.reason[: fields.MAX_TEXT],
       )
+    case "marker_done":
+      done = message.marker_done
+      return events.MarkerDone(
+        snapshot=fields.natural("MarkerDone.snapshot", done.snapshot),
+        saved=done.saved,
+        reason=done.reason[: fields.MAX_TEXT],
+      )
     case "goodbye":
       return events.Left(reason=message.goodbye.reason[: fields.MAX_TEXT])
     case "heartbeat":
       return events.Heard()
   raise fields.invalid(
     "LearnerMessage", "without content: set one of hello, report, applied,"
-    " recovered, goodbye, heartbeat"
+    " recovered, goodbye, heartbeat, marker_done"
   )  # fmt: skip
 
 
@@ -255,6 +267,12 @@ def notice_to_pb(stamp: port.Stamp, notice: port.Notice) -> pb.SyncerMessage:
     case port.ShardsNotice(positions=positions):
       listed = [fields.position_to_pb(position) for position in positions]
       content = {"shards": pb.Shards(positions=listed)}
+    case port.MarkerNotice():
+      marker = pb.Marker(
+        snapshot=notice.snapshot,
+        clock=[fields.version_to_pb(version) for version in notice.clock],
+      )
+      content = {"marker": marker}
     case port.HeartbeatNotice():
       content = {"heartbeat": pb.Heartbeat()}
   return pb.SyncerMessage(t=stamp.t, step_s=stamp.step_s, **content)
@@ -293,9 +311,27 @@ def notice_from_pb(
     case "shards":
       positions = fields.positions_from_pb("Shards", message.shards.positions)
       return stamp, port.ShardsNotice(positions=positions)
+    case "marker":
+      return stamp, port.MarkerNotice(
+        snapshot=message.marker.snapshot,
+        clock=tuple(
+          fields.read_version("Marker.clock", version)
+          for version in message.marker.clock
+        ),
+      )
     case "heartbeat":
       return stamp, port.HeartbeatNotice()
   return None
+
+
+def snapshot_to_pb(over: events.SnapshotOver) -> pb.TakeSnapshotReply:
+  return pb.TakeSnapshotReply(
+    snapshot=over.snapshot,
+    path=over.path,
+    clock=[fields.version_to_pb(version) for version in over.clock],
+    learners=over.learners,
+    skipped=over.skipped,
+  )
 
 
 def _welcome_to_pb(welcomed: port.Welcomed) -> pb.Welcome:

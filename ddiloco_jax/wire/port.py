@@ -115,6 +115,14 @@ class ShardsNotice:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MarkerNotice:
+  """Save at the boundary at which these versions, one a fragment, are held."""
+
+  snapshot: int
+  clock: tuple[events.Version, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatNotice:
   """Nothing to say but a stamp."""
 
@@ -127,12 +135,14 @@ Notice = (
   | EndingNotice
   | FinishedNotice
   | ShardsNotice
+  | MarkerNotice
   | HeartbeatNotice
 )
 Upward = (
   events.Reported
   | events.Applied
   | events.Recovered
+  | events.MarkerDone
   | events.Left
   | events.Heard
 )  # What a joined learner may say on its control stream.
@@ -346,6 +356,17 @@ class Port(Protocol):
   def stamp(self) -> Stamp:
     """The newest stamp seen."""
     ...
+
+  def marker(self) -> MarkerNotice | None:
+    """A cut that this learner is to save its part of, until it has answered.
+
+    Asked after `published`: a version that it gives and that is newer than the
+    cut cannot come without the marker.
+    """
+    ...
+
+  def marked(self, done: events.MarkerDone) -> None:
+    """Answers the marker."""
 
   def ending(self) -> str | None:
     """Why the run ends, once it does: stop stepping."""

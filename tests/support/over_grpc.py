@@ -156,6 +156,7 @@ class LoopLearner(threading.Thread):
     wrap: Callable = lambda client: client,
     state_address: str = "off",
     recover_s: float = 30.0,
+    save_cut: Callable | None = None,
     **link: Any,
   ):
     super().__init__(name=f"loop-{name}", daemon=True)
@@ -184,6 +185,7 @@ class LoopLearner(threading.Thread):
     self.error: BaseException | None = None
     self.steps: list[int] = []
     self._make_batches = make_batches
+    self._save_cut = save_cut
     self._cfg = cfg or LearnerConfig()
 
   def _adopted(self, p, version, step, counts) -> None:
@@ -210,6 +212,7 @@ class LoopLearner(threading.Thread):
         self._cfg,
         lambda step, metrics, progress: self.steps.append(step),
         self.recovery,
+        save_cut=self._save_cut,
       )
       self.reason = loop.train(self._stopping.is_set)
     except BaseException as error:

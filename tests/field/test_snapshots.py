@@ -1,0 +1,79 @@
+"""A consistent snapshot of a run that trains meanwhile, over gRPC."""
+
+import json
+import pathlib
+
+import numpy as np
+
+from ddiloco_jax.algorithm import fragments
+from ddiloco_jax.cli import admin
+from ddiloco_jax.launch import exits
+from ddiloco_jax.training.checkpoint import Checkpoints
+from tests.support.over_grpc import (
+  LoopLearner,
+  learners,
+  paced,
+  served_run,
+  settings,
+)
+from tests.support.served import wait_for
+
+
+class Part:
+  """Keeps a learner's part of a cut in memory."""
+
+  def __init__(self):
+    self.parts: dict[int, dict] = {}
+
+  def save(self, snapshot, step, progress, tell) -> None:
+    self.parts[snapshot] = progress
+    tell(None)
+
+
+def test_a_snapshot_is_one_cut_while_the_run_goes_on(
+  tmp_path: pathlib.Path, capsys
+):
+  parts = Part(), Part()
+  with served_run(settings(), tmp_path) as run:
+    a, b = (
+      LoopLearner(run.address, name, paced(0.01), save_cut=part.save)
+      for name, part in zip("ab", parts)
+    )
+    with learners(a, b):
+      wait_for(lambda: run.status().num_training == 2)
+      for number in (1, 2, 3):
+        assert admin.main([run.address, "snapshot", "--json"]) == exits.OK
+        reply = json.loads(capsys.readouterr().out)
+        manifest = json.loads(
+          (tmp_path / "snapshots" / str(number) / "manifest.json").read_text()
+        )
+
+        assert reply["snapshot"] == number
+        assert sorted(reply["learners"]) == ["a", "b"]
+        assert not reply["skipped"]
+        assert manifest["path"] == reply["path"]
+        clock = [tuple(v) for v in manifest["clock"]]
+        for part in parts:
+          held = [tuple(v) for v in part.parts[number]["versions"]]
+          assert held == clock
+        merges = sum(n for _, n in clock)
+        wait_for(
+          lambda m=merges: sum(f.version.n for f in run.status().fragments) > m
+        )
+
+
+def test_the_syncers_part_has_the_bytes_of_its_clock(tmp_path: pathlib.Path):
+  with served_run(settings(), tmp_path) as run:
+    a = LoopLearner(run.address, "a", paced(0.01))
+    with learners(a):
+      wait_for(lambda: run.status().fragments[1].version.n > 1)
+      over = run.syncer.take_snapshot()
+
+  with Checkpoints(pathlib.Path(over.path) / "syncer", read_only=True) as part:
+    params = fragments.flatten(part.restore(0)["params"])
+    state = part.records(0)["state"]
+
+  assert tuple(over.skipped) == ("a: it keeps no checkpoints",)
+  versions = [tuple(f[0]) for f in state["fragments"]]
+  assert versions == [tuple(v) for v in over.clock]
+  assert all(np.isfinite(x).all() for x in params.values())

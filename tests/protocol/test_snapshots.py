@@ -1,0 +1,143 @@
+"""A consistent cut: between two versions, bounded, and said."""
+
+from ddiloco_jax.protocol import events, machine
+from ddiloco_jax.protocol.rules import Rules
+from tests.protocol.by_hand import Hand, all_of, only
+
+RULES = Rules(num_fragments=1, cycle_steps=4, quorum=1, lease_s=15.0)
+
+
+def marked(run: Hand) -> events.Marker:
+  return only(run.tell(events.SnapshotRequested()), events.Marker)
+
+
+def done(run: Hand, name: str, saved: bool = True, **more):
+  where = run.where(name)
+  event = events.MarkerDone(snapshot=1, saved=saved, **where, **more)
+  return run.tell(event)
+
+
+def ready(*names: str) -> Hand:
+  run = Hand(RULES)
+  for name in names:
+    run.join(name)
+  return run
+
+
+def test_a_cut_names_the_clock_and_who_saved():
+  run = ready("a", "b")
+
+  marker = marked(run)
+  run.tell(events.Captured(snapshot=1))
+  done(run, "a")
+  done(run, "b", saved=False, reason="disk full")
+  over = only(
+    run.tell(events.Captured(snapshot=1, path="x")), events.SnapshotOver
+  )
+
+  assert [name for name, _ in marker.members] == ["a", "b"]
+  assert (over.reason, over.path, over.clock) == ("", "x", marker.clock)
+  assert over.learners == ("a",)
+  assert over.skipped == ("b: disk full",)
+  assert run.state.cut is None
+
+
+def test_a_silent_learner_is_skipped_by_name_once_the_lease_is_over():
+  run = ready("a")
+  marked(run)
+  run.tell(events.Captured(snapshot=1, path="x"))
+
+  over = only(run.tick(15.1), events.SnapshotOver)
+
+  assert not over.reason
+  assert over.skipped == ("a: it left or was lost",)
+
+
+def test_a_learner_that_is_alive_and_slow_is_skipped_too():
+  run = ready("a")
+  marked(run)
+  run.tell(events.Captured(snapshot=1, path="x"))
+
+  for _ in range(14):
+    run.tell(events.Heard(**run.where("a")))
+    run.tick(1.0)
+  over = only(run.tick(1.0), events.SnapshotOver)
+
+  assert over.skipped == ("a: not done within 15 s",)
+
+
+def test_a_second_request_joins_the_first():
+  run = ready("a")
+  marked(run)
+
+  again = run.tell(events.SnapshotRequested())
+
+  assert not all_of(again, events.Marker)
+  assert run.state.cut is not None
+  assert run.state.cut.snapshot == 1
+
+
+def test_a_cut_without_the_syncers_part_is_none():
+  run = ready("a")
+  marked(run)
+  done(run, "a")
+
+  over = only(run.tick(165.1), events.SnapshotOver)
+
+  assert "syncer's own part" in over.reason
+
+
+def test_no_cut_is_taken_of_a_run_that_ends():
+  run = ready("a")
+  run.tell(events.StopRequested(reason="enough"))
+
+  over = only(run.tell(events.SnapshotRequested()), events.SnapshotOver)
+
+  assert "the run ends" in over.reason
+
+
+def test_an_end_gives_up_the_cut_under_way():
+  run = ready("a")
+  marked(run)
+
+  over = only(
+    run.tell(events.StopRequested(reason="enough")), events.SnapshotOver
+  )
+
+  assert "the run ends" in over.reason
+  assert run.state.cut is None
+
+
+def test_a_restart_in_the_middle_of_a_cut_forgets_it():
+  run = ready("a")
+  marked(run)
+
+  state = machine.restore(RULES, machine.save(run.state))
+
+  assert state.cut is None
+  assert state.next_snapshot == 2
+
+
+def test_no_round_opens_until_the_syncer_has_copied_its_part():
+  run = ready("a")
+  run.until_asked(["a"])
+  run.reply("a")
+  run.tell(events.SnapshotRequested())
+  assert run.state.cut is not None
+
+  run.merged()
+  markers = run.of(events.Marker)
+  for _ in range(12):
+    run.report("a")
+    run.tick(1.0)
+
+  assert len(markers) == 1
+  assert markers[0].clock[0].n == 1
+  assert not run.state.rounds
+
+  run.apply("a", 0)
+  run.tell(events.Captured(snapshot=1))
+  run.until_asked(["a"])
+
+  assert run.state.rounds, "it opens again before any file is written"
+  assert run.state.cut is not None
