@@ -12,6 +12,7 @@ import pathlib
 from typing import Any
 
 import jax
+import numpy as np
 
 from ddiloco_jax import config
 from ddiloco_jax.algorithm import fragments
@@ -41,11 +42,13 @@ class Diary:
   ):
     self._model = model
     self._writer: metrics.MetricsWriter | None = None
+    self._is_begun = False
     if not cfg.run.record_payloads:
       return
     numbers = itertools.count()
     paths = (directory / f"{n}.jsonl" for n in numbers)
     path = next(path for path in paths if not path.exists())
+    self._inner = path.with_suffix(".npz")
     self._writer = metrics.MetricsWriter(path)
     self._writer.write(
       {
@@ -54,7 +57,6 @@ class Diary:
         "devices": devices(model),
         "data_digest": stream.load_corpus(cfg.data).digest,
         "num_shards": run.num_shards,
-        "moments_age": model.moments_age,
         "settings": json.loads(config.to_json(cfg)),
       }
     )
@@ -62,8 +64,21 @@ class Diary:
   def note(self, line: dict[str, Any]) -> None:
     """Writes a change of the train state."""
     if self._writer is not None:
+      if not self._is_begun:
+        self._begin(self._writer)
       line.pop("step_s", None)
       self._writer.write({**line, "moments_age": self._model.moments_age})
+
+  def _begin(self, writer: metrics.MetricsWriter) -> None:
+    """Keeps an inner state that the process took over, wherever from."""
+    self._is_begun = True
+    if self._model.moments_age:
+      inner = {
+        path: np.asarray(x) for path, x in self._model.take_inner().items()
+      }
+      with self._inner.open("xb") as file:
+        np.savez(file, **inner)  # pyright: ignore[reportArgumentType]
+      writer.write({"inner": self._inner.name, "digest": digest(inner)})
 
   def close(self) -> None:
     """Writes the digest of the parameters, at the end of the process."""

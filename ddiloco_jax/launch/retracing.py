@@ -9,6 +9,8 @@ every step, and the parameters at the end. (arXiv 2604.21428, App.)
 import collections
 import json
 import pathlib
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,6 +18,7 @@ import numpy as np
 
 from ddiloco_jax import config
 from ddiloco_jax.algorithm import fragments
+from ddiloco_jax.algorithm.digest import digest
 from ddiloco_jax.data import stream
 from ddiloco_jax.launch import diary, provenance, training
 from ddiloco_jax.launch.replaying import Name, ThetaReplay
@@ -68,11 +71,12 @@ class LearnerReplay:
     """Retraces every process; the first difference ends it."""
     for path, lines in self._diaries:
       if lines and not self.faults:
-        self._retrace(f"{path.parent.parent.name}/steps/{path.name}", lines)
+        self._retrace(path, lines)
     self.faults += self.theta.faults
     self.notes += [x for x in self.theta.notes if x not in self.notes]
 
-  def _retrace(self, where: str, lines: Lines) -> None:
+  def _retrace(self, path: pathlib.Path, lines: Lines) -> None:
+    where = f"{path.parent.parent.name}/steps/{path.name}"
     head, *changes = lines
     cfg = config.freeze(head["settings"])
     for note in provenance.differences(head["machine"], head["libraries"]):
@@ -95,6 +99,10 @@ class LearnerReplay:
           )
           return
         put_blend(model, fresh, line["alpha"])
+      elif "inner" in line:
+        model.put_inner(
+          _read_inner(path.parent / line["inner"], line["digest"])
+        )
       elif "step" in line:
         shard, position = line["place"]
         if shard not in shards:
@@ -120,8 +128,8 @@ class LearnerReplay:
     if line["moments_age"] != model.moments_age:
       self.gaps.append(
         f"{where}: its moments are {line['moments_age']} steps old and those"
-        f" done again {model.moments_age}: it took over a state (of a peer, or"
-        " a checkpoint) that was not recorded"
+        f" done again {model.moments_age}: it took over a state that was"
+        " not recorded"
       )
       return True
     # As they are written: a number that is not finite becomes null.
@@ -194,13 +202,27 @@ def _read(path: pathlib.Path) -> Iterator[dict[str, Any]]:
       ) from error
 
 
+def _read_inner(path: pathlib.Path, expected: str) -> dict[str, np.ndarray]:
+  """The inner state that a process took over.
+
+  Raises:
+    ValueError: it is not what was written.
+  """
+  try:
+    with np.load(path, allow_pickle=False) as loaded:
+      inner = {name: loaded[name] for name in loaded.files}
+  except (OSError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+    raise ValueError(f"{path}: {error}; take another copy of it") from error
+  if digest(inner) != expected:
+    raise ValueError(
+      f"{path} has the digest {digest(inner)}, and the diary says {expected}:"
+      " take another copy of it"
+    )
+  return inner
+
+
 def _cannot(head: Mapping[str, Any], cfg: config.Config, model: Any) -> str:
   """Why a process cannot be retraced here; "" if it can."""
-  if head["moments_age"]:
-    return (
-      f"it began with moments {head['moments_age']} steps old (--restore),"
-      " which were not recorded"
-    )
   if head["devices"] != diary.devices(model):
     return (
       f"it trained on {head['devices']}, and here are"

@@ -26,8 +26,9 @@ def recorded(tmp_path_factory):
       "--learners=2",
       "--kill=1@40%:45%",
       "--record_payloads",
-      "--config.sync.num_syncer_steps=400",
+      "--config.sync.num_syncer_steps=120",
       "--config.sync.quorum=2",
+      "--config.sync.max_ahead=8",  # Who is left alone waits.
       f"--run_dir={run_dir}",
     ],
     cwd=ROOT,
@@ -54,6 +55,8 @@ def test_a_learner_that_was_killed_trains_again_to_the_same_bits(
     assert result["num_processes"] == num_processes
     assert result["num_ends"] == 1
     assert result["num_steps"] >= 10
+  # The second process has its inner state of the other learner.
+  assert (recorded / "learners" / "1" / "steps" / "1.npz").exists()
 
 
 @pytest.mark.slow
