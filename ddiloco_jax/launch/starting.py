@@ -13,7 +13,7 @@ import optax
 
 from ddiloco_jax import config
 from ddiloco_jax.algorithm import fragments, outer
-from ddiloco_jax.protocol import machine
+from ddiloco_jax.protocol import machine, tail
 from ddiloco_jax.syncer.merger import Tensors
 from ddiloco_jax.syncer.store import Store
 from ddiloco_jax.wire import messages, port
@@ -62,7 +62,10 @@ def make_start(
   if store.has_progress:
     found = store.restore(layout, tx)
     tensors, record = found.tensors, found.spec
-    state = machine.restore(rules, found.state, store.epoch, found.merged)
+    old, merged = tail.catch_up(
+      store.tape, machine.load(rules, found.state), found.merged
+    )
+    state = machine.restore(rules, machine.save(old), store.epoch, merged)
     _check_goes_on(state, store.path)
     _check_fixed(cfg, record["config"])
     run_id = record["run_id"]

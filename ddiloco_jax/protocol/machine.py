@@ -70,6 +70,7 @@ def step(state: State, event: Event) -> tuple[State, tuple[Effect, ...]]:
   """
   turn = Turn(state)
   turn.now = max(state.now, event.time)
+  turn.num_events += 1
   if state.end is not None and state.end.finished:
     _after_the_end(turn, event)
     return turn.freeze(), tuple(turn.effects)
@@ -283,7 +284,8 @@ def restore(
   lost = (rounds.due_again(r) for r in old.rounds if r.fragment not in queued)
   turn.queue = (*old.queue, *lost)
   turn.rounds, turn.carried, turn.syncs = (), (), {}
-  turn.num_reported, turn.has_joined = 0, False
+  turn.num_events = turn.num_reported = 0
+  turn.has_joined = False
   turn.t_due, turn.lacking_since = turn.now, None
   turn.scan_at = turn.carried_check_at = turn.end = None
   turn.cut = None

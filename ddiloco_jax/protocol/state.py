@@ -231,6 +231,7 @@ class State(NamedTuple):
   Attributes:
     starts: Per epoch, from the first, the n that each fragment started from.
     t_due: When t may next advance.
+    num_events: Consumed in this epoch.
     num_reported: Learners that reported a new step since t last advanced.
     carried: Whole carried replies that wait for a round of their fragment.
     step_times: Sorted step times of the learners that set the pace.
@@ -249,6 +250,7 @@ class State(NamedTuple):
   accepted: dict[int, int]
   syncs: dict[int, Sync]
   counters: dict[str, int]
+  num_events: int = 0
   now: float = 0.0
   t: int = 0
   t_due: float = 0.0

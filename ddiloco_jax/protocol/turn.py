@@ -50,6 +50,7 @@ class Turn:
   now: float
   t: int
   t_due: float
+  num_events: int
   num_reported: int
   learners: dict[str, Learner]
   accounts: dict[str, tuple[ledger.Account, ...]]
