@@ -48,13 +48,13 @@ def catch_up(
     The state before the first merge that is not durable, or before the first
     line that is torn, damaged, or of another run of the machine.
   """
-  here = CaughtUp(state, merged)
+  found = CaughtUp(state, merged)
   try:
-    for here in _walk(pathlib.Path(path), here):
-      pass
+    for later in _walk(pathlib.Path(path), found):
+      found = later
   except (OSError, ValueError) as error:
     _log.warning("the end of %s is left out: %s", path, error)
-  return here
+  return found
 
 
 def _walk(path: pathlib.Path, here: CaughtUp) -> Iterator[CaughtUp]:
@@ -111,9 +111,7 @@ def _step(
   return CaughtUp(state, merged)
 
 
-def _versions(
-  state: State, merged: events.Merged | None = None
-) -> list[int]:
+def _versions(state: State, merged: events.Merged | None = None) -> list[int]:
   versions = [fragment.version.n for fragment in state.fragments]
   if merged is not None:
     versions[merged.fragment] = merged.version.n
