@@ -115,6 +115,8 @@ def _shared_options(cfg: WireConfig) -> Options:
   return (
     ("grpc.keepalive_time_ms", _ms(cfg.keepalive_s)),
     ("grpc.keepalive_timeout_ms", _ms(cfg.keepalive_timeout_s)),
+    # The one above is not enough: a ping is given a minute if this is not said.
+    ("grpc.http2.ping_timeout_ms", _ms(cfg.keepalive_timeout_s)),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),  # No limit.
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
