@@ -137,6 +137,7 @@ class LoopLearner(threading.Thread):
     cfg: Of the loop.
     state_address: Where it serves its state; "" for a free port, "off".
     recover_s: See RecoveryConfig.
+    wire: Of its client.
     **link: Settings of LinkConfig.
 
   Attributes:
@@ -157,10 +158,11 @@ class LoopLearner(threading.Thread):
     state_address: str = "off",
     recover_s: float = 30.0,
     save_cut: Callable | None = None,
+    wire: WireConfig | None = None,
     **link: Any,
   ):
     super().__init__(name=f"loop-{name}", daemon=True)
-    self.client = Client(address)
+    self.client = Client(address, wire)
     client = wrap(self.client)
     served = peer.serve_state(name, state_address, address, WireConfig())
     self.desk, self._server = served or (None, None)

@@ -1,0 +1,137 @@
+"""Links that forget, and links that are slow: nothing is lost on either.
+
+The names in brackets are those of public fault reports: what users of such
+systems ran into, as a kind.
+"""
+
+import contextlib
+import dataclasses
+
+import pytest
+
+from ddiloco_jax.launch.relay import Relay
+from ddiloco_jax.protocol import events, ledger, tape
+from ddiloco_jax.protocol.status import account_totals
+from tests.support.over_grpc import (
+  LoopLearner,
+  learners,
+  paced,
+  served_run,
+  settings,
+)
+from tests.support.served import wait_for
+
+NOISE_S = 5.0  # What a busy machine may add to a wait.
+
+
+@dataclasses.dataclass(frozen=True)
+class Idle:
+  """A link that forgets a connection on which nothing moved.
+
+  Attributes:
+    forget_s: For so long.
+    keepalive_s: When a silent connection is probed.
+    step_s: Eight steps lie between two pushes.
+  """
+
+  forget_s: float
+  keepalive_s: float
+  keepalive_timeout_s: float
+  step_s: float
+
+  @property
+  def retry_s(self) -> float:
+    """From a push into a forgotten connection to the next attempt."""
+    return self.keepalive_s + self.keepalive_timeout_s + 1.0
+
+
+@pytest.mark.parametrize(
+  "idle",
+  [
+    pytest.param(Idle(1.0, 0.3, 0.5, 0.3), id="probed"),
+    pytest.param(Idle(1.0, 3.0, 0.5, 0.3), id="forgotten"),
+    pytest.param(
+      Idle(20.0, 10.0, 10.0, 5.0),
+      id="probed-20s",
+      marks=[pytest.mark.slow, pytest.mark.timeout(600)],
+    ),
+    pytest.param(
+      Idle(20.0, 60.0, 10.0, 5.0),
+      id="forgotten-20s",
+      marks=[pytest.mark.slow, pytest.mark.timeout(900)],
+    ),
+  ],
+)
+def test_a_push_over_a_connection_that_was_forgotten_arrives(tmp_path, idle):
+  # [T4] Between two pushes nothing moves on the bulk connection, unless it is
+  # probed; the control stream is never silent.
+  cfg = settings(
+    quorum=2,
+    num_fragments=1,
+    fragments__num_fragments=1,
+    cycle_steps=8,
+    lease_s=4.0,
+    min_deadline_s=idle.retry_s + 2 * NOISE_S,
+    wire__keepalive_s=idle.keepalive_s,
+    wire__keepalive_timeout_s=idle.keepalive_timeout_s,
+  )
+  forgotten = idle.keepalive_s > idle.forget_s
+  with (
+    served_run(cfg, tmp_path / "run") as run,
+    contextlib.closing(Relay(run.address, idle.forget_s)) as relay,
+  ):
+    ada = LoopLearner(relay.address, "ada", paced(idle.step_s), wire=cfg.wire)
+    bob = LoopLearner(run.address, "bob", paced(idle.step_s), wire=cfg.wire)
+    with learners(ada, bob):
+      wait_for(lambda: merges_of(run, "ada") >= 2, 600.0)
+      run.request_stop()
+      finished = run.wait(idle.retry_s + 60.0)
+      for learner in (ada, bob):
+        learner.end()
+    state = run.syncer.snapshot()[1]
+
+  assert finished.exit_code == 0
+  assert (relay.num_forgotten > 0) == forgotten
+  waits = answers_after(tmp_path / "run" / "tape.jsonl", "ada")
+  assert len(waits) >= 3
+  assert max(waits) <= idle.retry_s + NOISE_S
+  assert not {"lease_expired", "late", "round_given_up"} & {*state.counters}
+  check_nothing_lost(state)
+
+
+def merges_of(run, name):
+  """Versions that a learner was merged into, over all fragments."""
+  return sum(
+    account.h_replies for account in run.syncer.state.accounts.get(name, ())
+  )
+
+
+def answers_after(path, name):
+  """Seconds from each pull of a learner to its reply."""
+  asked, waits = {}, []
+  for line in tape.Reader(path).lines():
+    event = line.event
+    for effect in line.effects:
+      if isinstance(effect, events.Pull) and effect.learner == name:
+        key = effect.fragment, effect.round, effect.attempt
+        asked.setdefault(key, event.time)
+    if isinstance(event, events.Replied) and event.learner == name:
+      key = event.fragment, event.round, event.attempt
+      if key in asked:
+        waits.append(event.time - asked.pop(key))
+  assert not asked, f"{name} has not answered {asked}"
+  return waits
+
+
+def check_nothing_lost(state):
+  """What was not merged is what no reply could cover."""
+  for name in state.learners:
+    for p in range(state.rules.num_fragments):
+      totals = account_totals(state, name, p)
+      rest = [totals.merged, totals.pending, *(c for _, c in totals.discarded)]
+      assert totals.reported.tokens == sum(c.tokens for c in rest)
+      assert {book for book, _ in totals.discarded} <= {
+        ledger.OVERWRITTEN,
+        ledger.END,
+      }
+      assert totals.merged.tokens > 0
