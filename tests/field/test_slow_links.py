@@ -10,8 +10,8 @@ import dataclasses
 import pytest
 
 from ddiloco_jax.launch.relay import Relay
-from ddiloco_jax.protocol import events, ledger, tape
-from ddiloco_jax.protocol.status import account_totals
+from ddiloco_jax.protocol import events, tape
+from tests.support.books import check_nothing_lost
 from tests.support.over_grpc import (
   LoopLearner,
   learners,
@@ -121,17 +121,3 @@ def answers_after(path, name):
         waits.append(event.time - asked.pop(key))
   assert not asked, f"{name} has not answered {asked}"
   return waits
-
-
-def check_nothing_lost(state):
-  """What was not merged is what no reply could cover."""
-  for name in state.learners:
-    for p in range(state.rules.num_fragments):
-      totals = account_totals(state, name, p)
-      rest = [totals.merged, totals.pending, *(c for _, c in totals.discarded)]
-      assert totals.reported.tokens == sum(c.tokens for c in rest)
-      assert {book for book, _ in totals.discarded} <= {
-        ledger.OVERWRITTEN,
-        ledger.END,
-      }
-      assert totals.merged.tokens > 0
