@@ -2,16 +2,19 @@
 
 import io
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from ddiloco_jax.report import summary as summaries
+from ddiloco_jax.report.faults import SYNCER, Mark
 from ddiloco_jax.report.history import History, Life, Progress
 
 _MAX_POINTS = 400  # Per curve: a report of a long run stays a small file.
@@ -29,6 +32,14 @@ _INK = "#3c4149"
 _FAINT = "#d5d8dd"
 _GOOD = "#3d8f5f"
 _BAD = "#b5483f"
+_FAULTS = {
+  "kill": _BAD,
+  "stop": "#d1702a",
+  "partition": "#7a6bb8",
+  "slow": "#c9a227",
+  "disk": "#22262c",
+  "clock": "#2f8f93",
+}
 _STYLE: dict[Any, Any] = {
   "font.size": 9,
   "font.family": "sans-serif",
@@ -48,14 +59,16 @@ _STYLE: dict[Any, Any] = {
 
 
 def draw_all(
-  history: History, held_out: Mapping[str, float | None]
+  history: History,
+  held_out: Mapping[str, float | None],
+  faults: Sequence[Mark] = (),
 ) -> dict[str, str]:
   """Title -> SVG of every drawing, in the order of reading."""
   drawings: dict[str, tuple[float, Callable[[Axes], None]]] = {
     "Loss": (3.0, lambda ax: draw_loss(ax, history, held_out)),
     "Learners": (
       1.0 + 0.3 * max(2, len(learners_of(history))),
-      lambda ax: draw_learners(ax, history),
+      lambda ax: draw_learners(ax, history, faults),
     ),
     "Contributors per merge": (
       2.2,
@@ -126,8 +139,10 @@ def draw_loss(
     ax.legend(ncols=4, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1))
 
 
-def draw_learners(ax: Axes, history: History) -> None:
-  """A bar for every life; a cross where one was lost."""
+def draw_learners(
+  ax: Axes, history: History, faults: Sequence[Mark] = ()
+) -> None:
+  """A bar for every life, a cross where one was lost; a storm's faults."""
   rows = {learner: i for i, learner in enumerate(learners_of(history))}
   colors = color_by_learner(history)
   for life in history.lives:
@@ -139,6 +154,8 @@ def draw_learners(ax: Axes, history: History) -> None:
       height=0.5,
       color=colors[life.learner],
     )
+    if faults:  # In a storm, words would cover each other.
+      continue
     if life.end == "lost":
       ax.plot(life.end_s, row, "X", color=_BAD, markersize=9, zorder=3)
       ax.annotate(
@@ -165,6 +182,46 @@ def draw_learners(ax: Axes, history: History) -> None:
   ax.grid(axis="y", visible=False)
   ax.set_xlabel("seconds since the run began")
   ax.set_xlim(_start(history), _end(history))
+  _mark_faults(ax, rows, faults)
+
+
+def _mark_faults(
+  ax: Axes, rows: Mapping[str, int], faults: Sequence[Mark]
+) -> None:
+  """A thin bar under the learner for each; a line where the syncer died."""
+  for mark in faults:
+    if mark.process == SYNCER:
+      ax.axvline(mark.start_s, color=_BAD, linewidth=1.2, linestyle="--")
+    elif mark.process in rows:
+      ax.barh(
+        rows[mark.process] + 0.36,
+        mark.end_s - mark.start_s,
+        left=mark.start_s,
+        height=0.16,
+        color=_FAULTS.get(mark.kind, _INK),
+        zorder=3,
+      )
+      if mark.kind == "kill":
+        where = mark.start_s, rows[mark.process]
+        ax.plot(*where, "X", color=_BAD, markersize=6, zorder=4)
+  learners = [mark for mark in faults if mark.process != SYNCER]
+  handles: list[Any] = [
+    Patch(color=color, label=kind)
+    for kind, color in _FAULTS.items()
+    if any(mark.kind == kind for mark in learners)
+  ]
+  if len(learners) < len(faults):
+    handles.append(
+      Line2D([], [], color=_BAD, linestyle="--", label="syncer killed")
+    )
+  if handles:
+    ax.legend(
+      handles=handles,
+      ncols=len(handles),
+      fontsize=8,
+      loc="lower left",
+      bbox_to_anchor=(0, 1),
+    )
 
 
 def draw_contributors(ax: Axes, history: History) -> None:

@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from ddiloco_jax.report import chronicle, figures, page, summary
+from ddiloco_jax.report import chronicle, faults, figures, page, summary
 
 
 def write_report(
@@ -27,7 +27,7 @@ def write_report(
   page.write_page(
     told,
     summary.to_text(told),
-    figures.draw_all(history, held_out),
+    figures.draw_all(history, held_out, faults.read_marks(run_dir)),
     run_dir / "report.html",
   )
   summary.write_summary(told, run_dir / "summary.json")

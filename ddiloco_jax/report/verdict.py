@@ -62,6 +62,9 @@ def measure(ordeal: Ordeal, num_learners: int) -> dict[str, Any]:
     "versions_repeated": repeated,
     "ledger_balanced": is_balanced(ordeal.state),
     "contributors_over_eligible_median": _contributing(ordeal, end_s),
+    "contributors_median": _median(
+      [len(set(m.contributors)) for m in ordeal.merges if 0 <= m.at_s <= end_s]
+    ),
     "live_mean": _live_mean(ordeal, end_s),
     "version_gap_max_s": _gap_max_s(ordeal, end_s),
     "num_learner_returns": len(returns),
