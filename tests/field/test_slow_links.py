@@ -7,6 +7,7 @@ systems ran into, as a kind.
 import contextlib
 import dataclasses
 
+import numpy as np
 import pytest
 
 from ddiloco_jax.launch.relay import Relay
@@ -99,6 +100,85 @@ def test_a_push_over_a_connection_that_was_forgotten_arrives(tmp_path, idle):
   check_nothing_lost(state)
 
 
+@dataclasses.dataclass(frozen=True)
+class Narrow:
+  """A link over which a fragment takes several leases each way.
+
+  Attributes:
+    num_params: Of the one fragment, in bfloat16 on the way.
+    bytes_per_s: Each way.
+    chunk_bytes: Some moments long.
+  """
+
+  num_params: int
+  bytes_per_s: int
+  chunk_bytes: int
+  step_s: float
+  cycle_steps: int
+  lease_s: float
+
+
+@pytest.mark.parametrize(
+  "narrow",
+  [
+    Narrow(600_000, 400_000, 1 << 13, 0.5, 4, 1.2),
+    pytest.param(
+      Narrow(30 << 20, 1 << 20, 1 << 20, 1.0, 24, 5.0),  # 120 MB in float32.
+      marks=[pytest.mark.slow, pytest.mark.timeout(1200)],
+    ),
+  ],
+)
+def test_a_learner_on_a_narrow_link_is_carried_into_later_rounds(
+  tmp_path, narrow
+):
+  # [T11] K = 1, and two learners whose link is fast.
+  theta = {"a": np.zeros(narrow.num_params, np.float32)}
+  shapes = {"a": theta["a"].shape}
+  cfg = settings(
+    num_fragments=1,
+    fragments__num_fragments=1,
+    cycle_steps=narrow.cycle_steps,
+    lease_s=narrow.lease_s,
+    min_deadline_s=narrow.lease_s,
+    wire__up_format="bfloat16",
+    wire__down_format="bfloat16",
+    wire__chunk_bytes=narrow.chunk_bytes,
+  )
+  path = tmp_path / "run" / "tape.jsonl"
+  with (
+    served_run(cfg, tmp_path / "run", theta=theta) as run,
+    contextlib.closing(Relay(run.address)) as relay,
+  ):
+    relay.shape(bytes_per_s=narrow.bytes_per_s)
+    slow = LoopLearner(
+      relay.address,
+      "slow",
+      paced(narrow.step_s, shapes=shapes),
+      connect_timeout_s=300.0,
+    )
+    fast = [
+      LoopLearner(run.address, name, paced(narrow.step_s, shapes=shapes))
+      for name in ("ada", "bob")
+    ]
+    with learners(slow, *fast):
+      wait_for(lambda: merges_of(run, "slow") >= 2, 100 * narrow.lease_s)
+      state = run.syncer.state
+      relay.shape()
+      run.request_stop()
+      run.wait(60.0)
+      for learner in (slow, *fast):
+        learner.end()
+
+  assert relay.num_connections == 2  # Neither was aborted.
+  assert not {"lease_expired", "push_broken", "carry_expired"} & {
+    *state.counters
+  }
+  assert not any(name.startswith("refused") for name in state.counters)
+  waits, outcomes = fates(path, "slow")
+  assert sorted(waits)[len(waits) // 2] > 2 * narrow.lease_s
+  assert outcomes.count(events.Outcome.CARRIED) >= 2
+
+
 def merges_of(run, name):
   """Versions that a learner was merged into, over all fragments."""
   return sum(
@@ -121,3 +201,19 @@ def answers_after(path, name):
         waits.append(event.time - asked.pop(key))
   assert not asked, f"{name} has not answered {asked}"
   return waits
+
+
+def fates(path, name):
+  """(seconds from pull to reply, what became of each) before the end."""
+  asked, waits, outcomes = {}, [], []
+  for line in tape.Reader(path).lines():
+    if line.state.end is not None:
+      break
+    for effect in line.effects:
+      if isinstance(effect, events.Pull) and effect.learner == name:
+        asked[effect.round, effect.attempt] = line.event.time
+      if isinstance(effect, events.Resolved) and effect.key.learner == name:
+        key = effect.key.round, effect.key.attempt
+        waits.append(line.event.time - asked[key])
+        outcomes.append(effect.outcome)
+  return waits, outcomes
