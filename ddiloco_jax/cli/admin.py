@@ -16,9 +16,8 @@ import json
 import sys
 from typing import Any
 
-from ddiloco_jax.launch import exits
+from ddiloco_jax.launch import calling, exits
 from ddiloco_jax.learner.client import Client
-from ddiloco_jax.wire.options import WireConfig
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError
 
@@ -32,6 +31,7 @@ def make_parser() -> argparse.ArgumentParser:
     type=float,
     help="of the call (default: 10; of a snapshot 600)",
   )
+  calling.add_flags(shared)
   parser = argparse.ArgumentParser(
     prog="python -m ddiloco_jax.cli.admin",
     description=__doc__,
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
   flags = parser.parse_args(argv)
   timeout_s = flags.timeout_s or (600.0 if flags.verb == "snapshot" else 10.0)
   try:
-    client = Client(flags.address, WireConfig(call_timeout_s=timeout_s))
+    client = Client(flags.address, calling.wire_config(flags, timeout_s))
   except ValueError as error:
     parser.error(str(error))
   try:

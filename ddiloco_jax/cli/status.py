@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.live import Live
 
-from ddiloco_jax.launch import exits, view
+from ddiloco_jax.launch import calling, exits, view
 from ddiloco_jax.learner.client import Client
-from ddiloco_jax.wire.options import WireConfig
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError
 
@@ -35,6 +34,7 @@ def make_parser() -> argparse.ArgumentParser:
   add("--watch", action="store_true", help="once a second, until the run ends")
   add("--json", action="store_true", help="one JSON object a line")
   add("--timeout_s", type=float, default=5.0, help="of the call (default: 5)")
+  calling.add_flags(parser)
   return parser
 
 
@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
   if not (host and port.isdecimal()):
     parser.error(f"{flags.address!r} is no HOST:PORT, such as 127.0.0.1:8470")
   try:
-    client = Client(flags.address, WireConfig(call_timeout_s=flags.timeout_s))
+    client = Client(flags.address, calling.wire_config(flags, flags.timeout_s))
   except ValueError as error:
     parser.error(str(error))
   try:

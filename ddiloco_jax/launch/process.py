@@ -101,7 +101,7 @@ def join(
     OSError, ValueError: it cannot serve where it is told to.
   """
   addresses = syncer.split(",")
-  client = Client(addresses, cfg.wire)
+  client = Client(addresses, cfg.wire, learner)
   served = peer.serve_state(
     learner, cfg.run.state_address, addresses[0], cfg.wire
   )

@@ -20,6 +20,8 @@ from ddiloco_jax.wire import (
   methods,
   options,
   port,
+  tls,
+  tokens,
   transfer,
 )
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
@@ -35,12 +37,18 @@ class Client:
     addresses: HOST:PORT of the syncer, or several under which it may be
       found: where one is not reached, the next call tries the next one.
     cfg: The wire's settings; chunk_bytes and formats come from the run.
+    learner: Whose token is sent; None: an admin's, if there is one.
+
+  Raises:
+    ValueError: no address; a token or certificate that cannot be used, or that
+      would be said where others could read along.
   """
 
   def __init__(
     self,
     addresses: str | Sequence[str],
     cfg: options.WireConfig | None = None,
+    learner: str | None = None,
   ):
     self._addresses = (
       (addresses,) if isinstance(addresses, str) else tuple(addresses)
@@ -51,6 +59,15 @@ class Client:
         " form HOST:PORT are needed (--syncer)."
       )
     self._cfg = cfg or options.WireConfig()
+    known = tokens.read_tokens(self._cfg)
+    self._token = (
+      known.of_onlooker() if learner is None else known.of_learner(learner)
+    )
+    self._peer_token = known.of_peer()
+    for address in self._addresses:
+      tls.check_may_send(address, self._cfg, self._token)
+    tls.channel_credentials(self._cfg)  # Fails now, not at a call.
+    self._has_answered = False
     self._up = transfer.Pace(self._cfg.bandwidth_bytes_per_s)
     self._down = transfer.Pace(self._cfg.bandwidth_bytes_per_s)
     self._lock = threading.Lock()
@@ -108,8 +125,13 @@ class Client:
     if not address:
       call = self._call("RelayState", "bulk")(request)
       return StateCall(call, self._addresses[self._current], lambda: None)
-    channel = self._open(address)
-    call = methods.make_call(channel, "FetchState", methods.PEER)(request)
+    channel = self._open_to_peer(address)
+    call = methods.make_call(
+      channel,
+      "FetchState",
+      methods.PEER,
+      tokens.as_metadata(self._peer_token),
+    )(request)
     return StateCall(call, address, channel.close)
 
   def status(self) -> pb.Status:
@@ -165,11 +187,16 @@ class Client:
       channel = self._channels.get(key)
       if channel is None:
         address = self._addresses[self._current]
-        channel = self._channels[key] = self._open(address)
-    return methods.make_call(channel, name)
+        channel = tls.open_channel(address, self._cfg, self._token)
+        self._channels[key] = channel
+    metadata = tokens.as_metadata(self._token)
+    return methods.make_call(channel, name, metadata=metadata)
 
-  def _open(self, address: str) -> grpc.Channel:
-    return grpc.insecure_channel(address, options.channel_options(self._cfg))
+  def _open_to_peer(self, address: str) -> grpc.Channel:
+    try:
+      return tls.open_channel(address, self._cfg, self._peer_token)
+    except ValueError as error:
+      raise ServiceError("FAILED_PRECONDITION", str(error)) from error
 
   @contextlib.contextmanager
   def _faults(self) -> Iterator[None]:
@@ -177,12 +204,27 @@ class Client:
     address = self._addresses[self._current]
     try:
       yield
+      self._has_answered = True
     except grpc.RpcError as error:
       fault = from_grpc(error, address)
       if fault.is_worth_retrying:
+        self._check_tls(address)
         with self._lock:
           self._current = (self._current + 1) % len(self._addresses)
       raise fault from error
+
+  def _check_tls(self, address: str) -> None:
+    """Says why TLS fails, if that is why there was never an answer; later, a
+    new certificate may come any time, and it is worth trying again.
+
+    Raises:
+      ServiceError: UNAUTHENTICATED.
+    """
+    if self._has_answered:
+      return
+    cause = tls.diagnose(address, self._cfg)
+    if cause:
+      raise ServiceError("UNAUTHENTICATED", cause)
 
 
 class StateCall:

@@ -16,7 +16,14 @@ from typing import Any
 import grpc
 
 from ddiloco_jax.protocol import events
-from ddiloco_jax.wire import listening, methods, options, transfer
+from ddiloco_jax.wire import (
+  listening,
+  methods,
+  options,
+  tls,
+  tokens,
+  transfer,
+)
 from ddiloco_jax.wire import state as states
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError, to_grpc
@@ -149,13 +156,24 @@ class PeerServer:
 
   def __init__(self, address: str, desk: Desk, cfg: options.WireConfig):
     host, port = listening.parse_address(address)
-    listening.check_reach(host, "A learner's state", cfg)
+    known = tokens.read_tokens(cfg)
+    listening.check_reach(
+      host, "A learner's state", cfg, has_tokens=bool(known)
+    )
+    if cfg.tls_ca and not cfg.tls_cert:
+      raise ValueError(
+        "A learner that speaks TLS was to serve its state, and has no"
+        " certificate: set wire.tls_cert and wire.tls_key."
+      )
     self._server = grpc.server(
       futures.ThreadPoolExecutor(_NUM_CALLS, thread_name_prefix="peer"),
       options=options.server_options(cfg),
+      interceptors=[tokens.Gate(known, is_local=listening.is_loopback(host))],
       maximum_concurrent_rpcs=_NUM_CALLS,
     )
-    bound = listening.bind(self._server, host, port)
+    bound = listening.bind(
+      self._server, host, port, tls.server_credentials(cfg)
+    )
     self.address = listening.join(host, bound)
     handlers = methods.make_handlers(_Peer(desk, cfg), methods.PEER)
     self._server.add_generic_rpc_handlers((handlers,))

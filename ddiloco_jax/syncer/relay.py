@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import grpc
 
 from ddiloco_jax.protocol import events
-from ddiloco_jax.wire import methods, options, transfer
+from ddiloco_jax.wire import methods, options, tls, tokens, transfer
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError, from_grpc
 
@@ -18,10 +18,15 @@ _MAX_RELAYS = 4  # At once; each holds a thread of the server.
 
 
 class Relay:
-  """Streams states from donors to those that ask the syncer."""
+  """Streams states from donors to those that ask the syncer.
 
-  def __init__(self, cfg: options.WireConfig):
+  Args:
+    known: Tokens; a donor takes those that it has.
+  """
+
+  def __init__(self, cfg: options.WireConfig, known: tokens.Tokens):
     self._cfg = cfg
+    self._known = known
     self._free = threading.BoundedSemaphore(_MAX_RELAYS)
 
   def stream(
@@ -52,9 +57,11 @@ class Relay:
       donor_id=donor.learner,
       clock=request.clock,
     )  # The session's secret goes no further.
-    options_ = options.channel_options(self._cfg)
-    with grpc.insecure_channel(donor.address, options_) as channel:
-      call = methods.make_call(channel, "FetchState", methods.PEER)(forwarded)
+    token = self._known.of_peer(donor.learner)
+    with self._open(donor.address, token) as channel:
+      call = methods.make_call(
+        channel, "FetchState", methods.PEER, tokens.as_metadata(token)
+      )(forwarded)
       if not context.add_callback(call.cancel):
         call.cancel()
       try:
@@ -63,3 +70,9 @@ class Relay:
         raise from_grpc(error, donor.address) from error
       finally:
         call.cancel()
+
+  def _open(self, address: str, token: tokens.Token | None) -> grpc.Channel:
+    try:
+      return tls.open_channel(address, self._cfg, token)
+    except ValueError as error:
+      raise ServiceError("FAILED_PRECONDITION", str(error)) from error

@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection
 from ddiloco_jax.syncer.errors import InUse
 from ddiloco_jax.syncer.relay import Relay
 from ddiloco_jax.syncer.service import Served, Service
-from ddiloco_jax.wire import listening, methods, options
+from ddiloco_jax.wire import listening, methods, options, tls, tokens
 
 
 class Server:
@@ -36,11 +36,15 @@ class Server:
 
   def __init__(self, address: str, cfg: options.WireConfig):
     host, asked_port = listening.parse_address(address)
-    listening.check_reach(host, "The syncer", cfg)
-    self._cfg = cfg
+    known = tokens.read_tokens(cfg)
+    listening.check_reach(host, "The syncer", cfg, has_tokens=bool(known))
+    credentials = tls.server_credentials(cfg)
+    self._cfg, self._known = cfg, known
+    self._gate = tokens.Gate(known, is_local=listening.is_loopback(host))
     self._server = grpc.server(
       futures.ThreadPoolExecutor(cfg.max_calls, thread_name_prefix="call"),
       options=options.server_options(cfg),
+      interceptors=[self._gate],
     )
     self._health = health.HealthServicer(
       experimental_non_blocking=True,
@@ -49,7 +53,7 @@ class Server:
       ),
     )
     try:
-      self.port = listening.bind(self._server, host, asked_port)
+      self.port = listening.bind(self._server, host, asked_port, credentials)
     except OSError as error:
       raise InUse(str(error)) from error
     self.address = listening.join(host, self.port)
@@ -64,7 +68,9 @@ class Server:
     reflection.enable_server_reflection(
       (*names, reflection.SERVICE_NAME), server
     )
-    service = Service(synchronizer, self._cfg.call_timeout_s, Relay(self._cfg))
+    service = Service(
+      synchronizer, self._cfg, self._gate, Relay(self._cfg, self._known)
+    )
     server.add_generic_rpc_handlers((methods.make_handlers(service),))
     server.start()
 

@@ -20,8 +20,10 @@ from ddiloco_jax.wire import (
   fields,
   headers,
   messages,
+  options,
   port,
   standing,
+  tokens,
   transfer,
 )
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
@@ -51,14 +53,22 @@ class Service:
 
   Args:
     synchronizer: Whom it asks.
-    opening_s: In which a stream of a caller must say its first word; a silent
-      one would hold a thread of the server for ever.
+    cfg: call_timeout_s is in which a stream of a caller must say its first
+      word; a silent one would hold a thread of the server for ever.
+    gate: Knows which ids a token is good for.
     relay: For states of peers.
   """
 
-  def __init__(self, synchronizer: Served, opening_s: float, relay: Relay):
+  def __init__(
+    self,
+    synchronizer: Served,
+    cfg: options.WireConfig,
+    gate: tokens.Gate,
+    relay: Relay,
+  ):
     self._synchronizer = synchronizer
-    self._opening_s = opening_s
+    self._opening_s = cfg.call_timeout_s
+    self._gate = gate
     self._relay = relay
 
   def GetRun(self, request: pb.GetRunRequest, context) -> pb.Run:
@@ -70,6 +80,7 @@ class Service:
   ) -> Iterator[pb.SyncerMessage]:
     with _faults(context):
       hello = _receive_hello(_opened(requests, "hello", self._opening_s))
+      self._gate.check_learner(context.invocation_metadata(), hello.learner)
       control = self._synchronizer.join(hello)
       upward = _Upward(requests, control)
       if not context.add_callback(control.close):

@@ -12,20 +12,33 @@ import grpc
 from ddiloco_jax.wire.options import WireConfig
 
 
-def check_reach(host: str, who: str, cfg: WireConfig) -> None:
+def check_reach(
+  host: str, who: str, cfg: WireConfig, *, has_tokens: bool
+) -> None:
   """Refuses a plaintext address that other machines can reach.
 
   Args:
     who: Begins the sentence.
+    has_tokens: Callers would say tokens there.
 
   Raises:
     ValueError: the host is beyond loopback, without TLS.
   """
-  if not is_loopback(host) and not cfg.insecure:
+  if cfg.tls_cert or is_loopback(host):
+    return
+  if has_tokens:
+    raise ValueError(
+      f"{who} was to listen on {host} and to ask for tokens, without TLS:"
+      " whoever reads along on the network would have them. Set wire.tls_cert"
+      " and wire.tls_key, or listen on 127.0.0.1; wire.insecure does not allow"
+      " it."
+    )
+  if not cfg.insecure:
     raise ValueError(
       f"{who} was to listen on {host}, which other machines can"
-      " reach, without TLS: whoever reaches it could join the run. Listen on"
-      " 127.0.0.1, or set wire.insecure on a network that you trust."
+      " reach, without TLS: whoever reaches it could join the run. Set"
+      " wire.tls_cert and wire.tls_key, listen on 127.0.0.1, or set"
+      " wire.insecure on a network that you trust."
     )
 
 
@@ -53,13 +66,20 @@ def parse_address(address: str) -> tuple[str, int]:
 
 def is_loopback(host: str) -> bool:
   """Whether only this machine reaches it."""
+  if host == "localhost":
+    return True
   try:
     return ipaddress.ip_address(host).is_loopback
   except ValueError:
     return False  # A name: wherever it leads.
 
 
-def bind(server: grpc.Server, host: str, port: int) -> int:
+def bind(
+  server: grpc.Server,
+  host: str,
+  port: int,
+  credentials: grpc.ServerCredentials | None,
+) -> int:
   """Makes a server listen, and returns the port that it has.
 
   Raises:
@@ -67,6 +87,8 @@ def bind(server: grpc.Server, host: str, port: int) -> int:
   """
   shown = join(host, port)
   try:
+    if credentials:
+      return server.add_secure_port(shown, credentials)
     return server.add_insecure_port(shown)
   except RuntimeError as error:
     raise OSError(

@@ -5,14 +5,17 @@ from here, and with them how each message is turned into bytes.
 (arXiv 2604.21428, Sec. 3.)
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
+from google.protobuf import message as protobuf
 from google.protobuf import message_factory
 
 from ddiloco_jax.wire import transfer
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
+from ddiloco_jax.wire.status import ServiceError, to_grpc
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Synchronizer"]
 PEER = pb.DESCRIPTOR.services_by_name["Peer"]
@@ -35,23 +38,69 @@ def make_handlers(
     if not hasattr(servicer, method.name):
       continue  # gRPC answers UNIMPLEMENTED.
     make = getattr(grpc, f"{_kind(method)}_rpc_method_handler")
+    checked = _checked_stream if method.client_streaming else _checked
     handlers[method.name] = make(
-      getattr(servicer, method.name),
-      request_deserializer=_parser(method.input_type),
+      functools.partial(checked, getattr(servicer, method.name)),
+      request_deserializer=_lenient(_parser(method.input_type)),
       response_serializer=_serializer(method.output_type),
     )
   return grpc.method_handlers_generic_handler(service.full_name, handlers)
 
 
 def make_call(
-  channel: grpc.Channel, name: str, service: Any = SERVICE
+  channel: grpc.Channel,
+  name: str,
+  service: Any = SERVICE,
+  metadata: tuple[tuple[str, str], ...] = (),
 ) -> Callable[..., Any]:
-  """One method, as a client calls it on a channel."""
+  """One method, as a client calls it on a channel; metadata goes along."""
   method = service.methods_by_name[name]
-  return getattr(channel, _kind(method))(
+  call = getattr(channel, _kind(method))(
     f"/{service.full_name}/{name}",
     request_serializer=_serializer(method.input_type),
     response_deserializer=_parser(method.output_type),
+  )
+  return functools.partial(call, metadata=metadata)
+
+
+class _Malformed:
+  """Stands for bytes that are no message."""
+
+
+def _lenient(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+  """gRPC itself would call a parser's error its own, INTERNAL."""
+
+  def parse_or_mark(data: bytes) -> Any:
+    try:
+      return parse(data)
+    except protobuf.DecodeError:
+      return _Malformed()
+
+  return parse_or_mark
+
+
+def _checked(method: Callable, request: Any, context: Any) -> Any:
+  if isinstance(request, _Malformed):
+    context.abort(to_grpc("INVALID_ARGUMENT"), _malformed().text)
+  return method(request, context)
+
+
+def _checked_stream(method: Callable, requests: Iterator, context: Any) -> Any:
+  return method(_well_formed(requests), context)
+
+
+def _well_formed(requests: Iterator) -> Iterator:
+  for request in requests:
+    if isinstance(request, _Malformed):
+      raise _malformed()
+    yield request
+
+
+def _malformed() -> ServiceError:
+  return ServiceError(
+    "INVALID_ARGUMENT",
+    "a message cannot be parsed: send those of synchronizer.proto,"
+    " uncompressed.",
   )
 
 

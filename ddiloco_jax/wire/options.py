@@ -9,6 +9,7 @@ import dataclasses
 FORMATS = ("float32", "bfloat16")  # Served; int8 and int4 have their place.
 MAX_MESSAGE_BYTES = 4 << 20  # gRPC's own default limit of a receiver.
 MAX_CHUNK_BYTES = 3 << 20  # Leaves room for whatever else is in a message.
+MAX_METADATA_BYTES = 8 << 10  # A token, and what gRPC and proxies add.
 
 Options = tuple[tuple[str, int], ...]
 
@@ -32,7 +33,16 @@ class WireConfig:
     max_calls: Calls that the syncer serves at once: at least 2 per learner
       that it admits, and 8. A learner holds one, and one more per transfer;
       threads are made only as they are needed.
-    insecure: Allow the syncer to listen beyond loopback without TLS.
+    insecure: Allow the syncer to listen beyond loopback without TLS; where
+      there are tokens, nothing allows it.
+    tls_cert: PEM file of this process's certificate, with what leads to its CA.
+    tls_key: PEM file of its key.
+    tls_ca: PEM file of the CA whose certificates this process trusts; a caller
+      that has one speaks TLS.
+    require_client_cert: Serve only whoever has a certificate of tls_ca.
+    token_file: Learners' tokens, a line each: TOKEN, or LEARNER_ID TOKEN for
+      one that is good for this id only; else $DDILOCO_TOKENS is read.
+    admin_token_file: Admins' tokens, one a line; else $DDILOCO_ADMIN_TOKENS.
   """
 
   up_format: str = "bfloat16"
@@ -45,6 +55,12 @@ class WireConfig:
   bandwidth_bytes_per_s: int = 0
   max_calls: int = 512
   insecure: bool = False
+  tls_cert: str = ""
+  tls_key: str = ""
+  tls_ca: str = ""
+  require_client_cert: bool = False
+  token_file: str = ""
+  admin_token_file: str = ""
 
   def __post_init__(self):
     for name in ("up_format", "down_format"):
@@ -78,6 +94,16 @@ class WireConfig:
       raise ValueError(
         f"wire.max_calls is {self.max_calls}; it must be at least 4."
       )
+    if bool(self.tls_cert) != bool(self.tls_key):
+      raise ValueError(
+        f"wire.tls_cert is {self.tls_cert!r} and wire.tls_key"
+        f" {self.tls_key!r}; a certificate and its key go together."
+      )
+    if self.require_client_cert and not (self.tls_cert and self.tls_ca):
+      raise ValueError(
+        "wire.require_client_cert is True; it needs wire.tls_cert and"
+        " wire.tls_key, and in wire.tls_ca the CA of the clients."
+      )
 
 
 def channel_options(cfg: WireConfig) -> Options:
@@ -109,6 +135,10 @@ def server_options(cfg: WireConfig) -> Options:
       _ms(min(1.0, cfg.keepalive_s / 2)),
     ),
     ("grpc.so_reuseport", 0),  # A port in use is an error.
+    # Who connects and says nothing is thrown off.
+    ("grpc.server_handshake_timeout_ms", _ms(cfg.call_timeout_s)),
+    ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
   )
 
 

@@ -1,7 +1,7 @@
-"""What every Synchronizer must do, whoever carries it: one list, two carriers.
+"""What every Synchronizer must do, whoever carries it: one list, three carriers.
 
-The syncer is the real one, in process and behind gRPC. Learners are scripted:
-they say exactly what a case is about.
+The syncer is the real one: in process, behind gRPC, and behind gRPC with mutual
+TLS and tokens. Learners are scripted: they say exactly what a case is about.
 """
 
 import dataclasses
@@ -25,6 +25,7 @@ from ddiloco_jax.protocol.rules import Rules
 from ddiloco_jax.wire import codec, headers, options, port, transfer
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError
+from tests.support.secured import secured
 from tests.support.served import Served, wait_for
 
 LAYOUT = make_layout(
@@ -153,13 +154,22 @@ def expect_theta(run: Served, voice: Voice, p: int, minus: float) -> None:
     np.testing.assert_array_equal(array, THETA[path] - np.float32(minus))
 
 
-@pytest.fixture(params=["in_process", "grpc"])
+CARRIERS = ("in_process", "grpc", "grpc with TLS and tokens")
+
+
+def serve(rules: Rules, carrier: str) -> Served:
+  kind, _, secure = carrier.partition(" ")
+  cfg = secured(WIRE) if secure else WIRE
+  return Served(THETA, rules, kind, cfg=cfg, learner="ada")
+
+
+@pytest.fixture(params=CARRIERS)
 def make_run(request):
   runs = []
 
   def make(**changes) -> Served:
     rules = dataclasses.replace(RULES, **changes)
-    runs.append(Served(THETA, rules, request.param, cfg=WIRE))
+    runs.append(serve(rules, request.param))
     return runs[-1]
 
   yield make
@@ -553,9 +563,9 @@ def test_a_finished_run_admits_nobody(run):
 # --- what only a wire can get wrong --------------------------------------------------
 
 
-@pytest.fixture
-def wired():
-  run = Served(THETA, RULES, "grpc", cfg=WIRE)
+@pytest.fixture(params=CARRIERS[1:])
+def wired(request):
+  run = serve(RULES, request.param)
   yield run
   run.close()
 
@@ -606,7 +616,8 @@ def test_a_broken_upload_leaves_no_trace(wired):
     yield bytes(delta(pull.fragment)[:16])
     stop.wait(WAIT_S)
 
-  call = wired.sync._call("PushFragment", "bulk").future(parts())
+  push = wired.sync._call("PushFragment", "bulk")
+  call = push.func.future(parts(), **push.keywords)
   wait_for(lambda: wired.all_of(events.Pushing))
   call.cancel()
   stop.set()

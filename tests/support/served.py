@@ -27,6 +27,7 @@ class Served:
     carrier: "grpc" or "in_process".
     learning_rate: Of the outer SGD, which has no momentum.
     merge_cfg: How deltas are merged; averaged if not given.
+    learner: Whose token clients send.
 
   Attributes:
     sync: What learners call.
@@ -44,6 +45,7 @@ class Served:
     up_format: str = "float32",
     cfg: options.WireConfig | None = None,
     merge_cfg: merge.MergeConfig | None = None,
+    learner: str | None = None,
   ):
     shapes = {path: (a.shape, "float32") for path, a in theta.items()}
     self.layout = make_layout(shapes, "tensor", rules.num_fragments)
@@ -51,6 +53,7 @@ class Served:
     self.rules = dataclasses.replace(rules, fragment_params=tuple(sizes))
     self.cfg = cfg or options.WireConfig()
     self._merge_cfg = merge_cfg or merge.MergeConfig(direction="average")
+    self._learner = learner
     self.events: list[events.Event] = []
     self.effects: list[events.Effect] = []
     start = time.monotonic()
@@ -73,7 +76,7 @@ class Served:
 
   def client(self) -> Client:
     """A client with connections of its own."""
-    self._clients.append(Client(self.address, self.cfg))
+    self._clients.append(Client(self.address, self.cfg, self._learner))
     return self._clients[-1]
 
   def theta(self, p: int, session: port.Session) -> dict[str, np.ndarray]:

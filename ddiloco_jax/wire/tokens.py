@@ -1,0 +1,279 @@
+"""Bearer tokens: who may call, read from a file or the environment.
+
+A learner's token opens the learners' calls, an admin's the admin ones, and
+either of them the status. Tokens are compared in constant time, shown nowhere,
+and no part of any record of a run. (docs/security.md)
+"""
+
+import dataclasses
+import hashlib
+import hmac
+import os
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import grpc
+
+from ddiloco_jax.wire.options import WireConfig
+from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
+from ddiloco_jax.wire.status import ServiceError, to_grpc
+
+TOKENS_VARIABLE = "DDILOCO_TOKENS"
+ADMIN_TOKENS_VARIABLE = "DDILOCO_ADMIN_TOKENS"
+
+_SERVICE = f"/{pb.DESCRIPTOR.package}.Synchronizer/"
+ADMIN_METHODS = frozenset(
+  _SERVICE + name for name in ("Drain", "TakeSnapshot", "Evict")
+)
+_STATUS_METHODS = frozenset(
+  _SERVICE + name for name in ("GetRun", "GetStatus", "WatchStatus")
+)
+_OURS = f"/{pb.DESCRIPTOR.package}."  # Health and reflection are open.
+_HEADER = "authorization"
+_SCHEME = "Bearer "
+_MIN_LENGTH = 16
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Token:
+  """One line of a token file.
+
+  Attributes:
+    secret: What is sent.
+    learner: The only id that it is good for; "" for any.
+  """
+
+  secret: str = dataclasses.field(repr=False)
+  learner: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tokens:
+  """What a process knows of tokens; none of a kind means that none is asked."""
+
+  learners: tuple[Token, ...] = ()
+  admins: tuple[Token, ...] = ()
+
+  def __bool__(self) -> bool:
+    return bool(self.learners or self.admins)
+
+  def of_onlooker(self) -> Token | None:
+    """What somebody sends who is no learner: an admin's, else a learner's."""
+    return next(iter((*self.admins, *self.learners)), None)
+
+  def of_learner(self, learner: str) -> Token | None:
+    """What a learner sends: the token of its id, else the one of any id.
+
+    Raises:
+      ValueError: there are tokens, and none is this learner's.
+    """
+    for name in (learner, ""):
+      for token in self.learners:
+        if token.learner == name:
+          return token
+    if self.learners:
+      raise ValueError(
+        f"the token file has no line for learner {learner!r}, and none for any"
+        " learner: add a line 'LEARNER_ID TOKEN', or 'TOKEN'."
+      )
+    return None
+
+  def of_peer(self, learner: str = "") -> Token | None:
+    """What is said to a learner by its peers: a token of any id, if there is
+    one. By the syncer, which names it: also the one that is bound to its id.
+
+    A token of one's own id is said to the syncer only: a peer that heard it
+    could take that id.
+    """
+    for name in ("", learner):
+      for token in self.learners:
+        if token.learner == name:
+          return token
+    return None
+
+
+def read_tokens(cfg: WireConfig, env: Mapping[str, str] = os.environ) -> Tokens:
+  """The tokens of wire.token_file and wire.admin_token_file; where a file is
+  not set, those of the environment.
+
+  Raises:
+    ValueError: a file that cannot be read, or has a malformed line.
+  """
+  learners = _read("wire.token_file", cfg.token_file, TOKENS_VARIABLE, env)
+  admins = _read(
+    "wire.admin_token_file", cfg.admin_token_file, ADMIN_TOKENS_VARIABLE, env
+  )
+  if any(token.learner for token in admins):
+    raise ValueError(
+      "an admin's token is bound to an id: wire.admin_token_file has one token"
+      " a line and nothing else."
+    )
+  shared = {t.secret for t in learners} & {t.secret for t in admins}
+  if shared:
+    raise ValueError(
+      "a token is both a learner's and an admin's: whoever has the one could"
+      " do what the other may. Give admins tokens of their own."
+    )
+  return Tokens(learners, admins)
+
+
+def as_metadata(token: Token | None) -> Metadata:
+  """What goes with every call."""
+  return ((_HEADER, _SCHEME + token.secret),) if token else ()
+
+
+class Gate(grpc.ServerInterceptor):
+  """Lets a call through whose token says that its caller may make it.
+
+  Args:
+    tokens: That are accepted.
+    is_local: The server is reached from this machine only. Without any tokens
+      it then does what it is told; else nobody is an admin without a token.
+  """
+
+  def __init__(self, tokens: Tokens, *, is_local: bool):
+    self._tokens = tokens
+    self._is_local = is_local
+
+  def intercept_service(self, continuation: Any, handler_call_details: Any):
+    """Serves the call, or the reason why not."""
+    try:
+      self._check(
+        handler_call_details.method, handler_call_details.invocation_metadata
+      )
+    except ServiceError as error:
+      return _refusing(error)
+    return continuation(handler_call_details)
+
+  def check_learner(self, metadata: Iterable[Any], learner: str) -> None:
+    """Refuses a token that is bound to another id.
+
+    Raises:
+      ServiceError: UNAUTHENTICATED.
+    """
+    token = _find(self._tokens.learners, _said(metadata))
+    if token and token.learner not in ("", learner):
+      raise ServiceError(
+        "UNAUTHENTICATED",
+        f"the token is bound to learner {token.learner!r}, and this is learner"
+        f" {learner!r}: give each learner the token of its own id.",
+      )
+
+  def _check(self, method: str, metadata: Iterable[Any]) -> None:
+    if not method.startswith(_OURS):
+      return
+    if method in ADMIN_METHODS:
+      self._check_admin(method, _said(metadata))
+    elif self._tokens.learners:
+      said = _said(metadata)
+      if _find(self._tokens.learners, said):
+        return
+      if not _find(self._tokens.admins, said):
+        raise _unknown(said, "learner", "wire.token_file", TOKENS_VARIABLE)
+      if method not in _STATUS_METHODS:
+        raise ServiceError(
+          "PERMISSION_DENIED",
+          f"an admin's token was sent with {method}, a learner's call: give"
+          " the learner a token of wire.token_file.",
+        )
+
+  def _check_admin(self, method: str, said: str) -> None:
+    if _find(self._tokens.admins, said):
+      return
+    if self._is_local and not self._tokens:
+      return  # Nobody else can reach it.
+    if _find(self._tokens.learners, said):
+      raise ServiceError(
+        "PERMISSION_DENIED",
+        f"a learner's token was sent with {method}, an admin's call: send a"
+        " token of wire.admin_token_file.",
+      )
+    if not self._tokens.admins:
+      raise ServiceError(
+        "PERMISSION_DENIED",
+        f"{method} is an admin's call, and the syncer knows no admin's token:"
+        f" set wire.admin_token_file (or {ADMIN_TOKENS_VARIABLE}) at it.",
+      )
+    raise _unknown(
+      said, "admin", "wire.admin_token_file", ADMIN_TOKENS_VARIABLE
+    )
+
+
+def _unknown(said: str, who: str, setting: str, variable: str) -> ServiceError:
+  if not said:
+    text = f"no token was sent, and this service asks every {who} for one"
+  else:
+    text = f"wrong token: it is none that this service knows of a {who}"
+  return ServiceError(
+    "UNAUTHENTICATED",
+    f"{text}. Set {setting} (or {variable}) to what the syncer has.",
+  )
+
+
+def _said(metadata: Iterable[Any]) -> str:
+  for key, value in metadata:
+    if key == _HEADER and isinstance(value, str) and value.startswith(_SCHEME):
+      return value[len(_SCHEME) :]
+  return ""
+
+
+def _find(tokens: Iterable[Token], said: str) -> Token | None:
+  """Looks at all of them, whichever it is: how long it takes tells nothing."""
+  digest, found = hashlib.sha256(said.encode()).digest(), None
+  for token in tokens:
+    own = hashlib.sha256(token.secret.encode()).digest()
+    if hmac.compare_digest(own, digest):
+      found = token
+  return found
+
+
+def _refusing(error: ServiceError) -> grpc.RpcMethodHandler:
+  def refuse(requests: Any, context: grpc.ServicerContext) -> None:
+    context.abort(to_grpc(error.code), error.text)
+
+  # A stream: it is refused before anything is read, whatever kind it is.
+  return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def _read(
+  setting: str, path: str, variable: str, env: Mapping[str, str]
+) -> tuple[Token, ...]:
+  where = f"{setting}={path}" if path else f"${variable}"
+  if path:
+    try:
+      text = pathlib.Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+      raise ValueError(
+        f"{where} cannot be read: {error}. It is a text file of tokens, one a"
+        " line."
+      ) from None
+  else:
+    text = env.get(variable, "")
+  lines = ((n, line.split("#")[0].split()) for n, line in _numbered(text))
+  tokens = tuple(_parse(where, n, words) for n, words in lines if words)
+  if path and not tokens:
+    raise ValueError(f"{where} has no token: write one a line.")
+  return tokens
+
+
+def _numbered(text: str) -> Iterable[tuple[int, str]]:
+  return enumerate(text.splitlines(), 1)
+
+
+def _parse(where: str, line: int, words: list[str]) -> Token:
+  if len(words) > 2:
+    raise ValueError(
+      f"line {line} of {where} has {len(words)} words; it must be 'TOKEN' or"
+      " 'LEARNER_ID TOKEN'."
+    )
+  secret, learner = words[-1], words[0] if len(words) == 2 else ""
+  if not (secret.isascii() and len(secret) >= _MIN_LENGTH):
+    raise ValueError(
+      f"line {line} of {where}: a token of {len(secret)} characters; it must"
+      f" be ASCII and at least {_MIN_LENGTH} long, as `openssl rand -hex 32`"
+      " makes it."
+    )
+  return Token(secret, learner)

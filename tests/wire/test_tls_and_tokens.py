@@ -1,0 +1,296 @@
+"""Who gets in: TLS, tokens, and what is said to those who do not. (T10)"""
+
+import dataclasses
+
+import grpc
+import numpy as np
+import pytest
+
+from ddiloco_jax.learner.client import Client
+from ddiloco_jax.protocol.rules import Rules
+from ddiloco_jax.syncer.server import Server
+from ddiloco_jax.wire import methods, port
+from ddiloco_jax.wire import tokens as wire_tokens
+from ddiloco_jax.wire.options import WireConfig
+from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
+from ddiloco_jax.wire.status import ServiceError
+from tests.support.proxy import Proxy
+from tests.support.secured import (
+  ADMIN_TOKEN,
+  LEARNER_TOKEN,
+  certs,
+  secured,
+  shared_tokens,
+  token_file,
+)
+from tests.support.served import Served
+
+RULES = Rules(
+  num_fragments=1, cycle_steps=2, max_open_rounds=1, quorum=1, lease_s=30.0
+)
+THETA = {"w": np.zeros(4, np.float32)}
+WIRE = WireConfig(call_timeout_s=5.0, reconnect_max_s=0.5)
+OTHER_TOKEN = "a-token-that-nobody-knows-0123456789"
+
+
+@pytest.fixture
+def serve():
+  runs = []
+
+  def start(cfg: WireConfig) -> Served:
+    run = Served(THETA, RULES, "in_process", cfg=cfg)
+    run._server = Server("127.0.0.1:0", cfg)
+    run._server.serve(run.syncer)
+    run.address = run._server.address
+    runs.append(run)
+    return run
+
+  yield start
+  for run in runs:
+    run.close()
+
+
+def fault(address: str, cfg: WireConfig, learner: str | None = "0"):
+  """What a learner is told that may not get in."""
+  client = Client(address, cfg, learner)
+  try:
+    with pytest.raises(ServiceError) as caught:
+      client.get_run()
+  finally:
+    client.close()
+  return caught.value
+
+
+def without(cfg: WireConfig, *names: str) -> WireConfig:
+  return dataclasses.replace(cfg, **dict.fromkeys(names, ""))
+
+
+def mutual(**changes) -> WireConfig:
+  return secured(WIRE, **changes)
+
+
+CAUSES = {
+  "wrong token": (
+    {},
+    lambda: mutual(token_file=token_file(OTHER_TOKEN)),
+    "wrong token",
+  ),
+  "no token": (
+    {},
+    lambda: without(mutual(), "token_file", "admin_token_file"),
+    "no token was sent",
+  ),
+  "expired certificate": (
+    lambda: certs("old", days=-1),
+    mutual,
+    "has expired",
+  ),
+  "wrong CA": (
+    {},
+    lambda: mutual(tls_ca=certs(ca="other")["tls_ca"]),
+    "not signed by the CA",
+  ),
+  "wrong host name": (
+    lambda: certs("elsewhere", hosts=("example.org",)),
+    mutual,
+    "is not for host '127.0.0.1'",
+  ),
+  "no certificate": (
+    {},
+    lambda: dataclasses.replace(
+      mutual(), require_client_cert=False, tls_cert="", tls_key=""
+    ),
+    "asks for a certificate",
+  ),
+  "foreign certificate": (
+    {},
+    lambda: mutual(
+      tls_cert=certs(ca="other")["tls_cert"],
+      tls_key=certs(ca="other")["tls_key"],
+    ),
+    "does not take this process's certificate",
+  ),
+  "no TLS": (
+    {},
+    lambda: WireConfig(call_timeout_s=5.0, **shared_tokens()),
+    "speaks TLS, and this process does not",
+  ),
+}
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_each_cause_has_its_own_message_and_no_tensor_is_sent(serve, cause):
+  of_syncer, of_learner, says = CAUSES[cause]
+  of_syncer = of_syncer() if callable(of_syncer) else of_syncer
+  run = serve(mutual(**of_syncer))
+  proxy = Proxy(run.address)
+
+  error = fault(proxy.address, of_learner())
+  proxy.close()
+
+  assert error.code == "UNAUTHENTICATED"
+  assert says in error.text
+  others = (other for _, _, other in CAUSES.values() if other != says)
+  assert not any(other in error.text for other in others)
+  assert 0 < proxy.bytes_up < 30_000  # Handshakes; nothing was offered to send.
+  assert not run.events
+  assert OTHER_TOKEN not in str(error)
+
+
+def test_tls_towards_a_plaintext_syncer_is_named(serve):
+  run = serve(WIRE)
+
+  assert "does not speak TLS" in fault(run.address, mutual()).text
+
+
+def test_who_has_certificate_and_token_gets_in(serve):
+  run = serve(mutual())
+  client = Client(run.address, mutual(), "0")
+
+  assert client.get_run() == run.syncer.get_run()
+  client.close()
+
+
+@pytest.mark.parametrize("name", ["Drain", "TakeSnapshot", "Evict"])
+def test_admin_calls_are_denied_to_learners(serve, name):
+  run = serve(mutual())
+  request = getattr(pb, f"{name}Request")()
+  client = Client(run.address, mutual(), "0")
+
+  with pytest.raises(ServiceError, match="learner's token") as caught:
+    client._ask(name, request)
+  client.close()
+
+  assert caught.value.code == "PERMISSION_DENIED"
+  assert run.syncer.wait(0.0) is None
+
+
+def test_an_admin_drains_and_may_not_join(serve):
+  run = serve(mutual())
+  admin = Client(run.address, mutual())
+  hello = port.Hello(learner="0", nonce="n", layout_digest=run.layout.digest())
+
+  with pytest.raises(ServiceError, match="admin's token") as caught:
+    next(admin.join(hello).notices())
+  admin.status()
+  admin.drain("enough")
+
+  assert caught.value.code == "PERMISSION_DENIED"
+  assert run.syncer.wait(10.0)
+  admin.close()
+
+
+def test_admin_calls_without_tokens_are_for_loopback_only():
+  tokens = wire_tokens.Tokens()
+  method = next(iter(wire_tokens.ADMIN_METHODS))
+
+  wire_tokens.Gate(tokens, is_local=True)._check(method, ())
+  with pytest.raises(ServiceError, match="admin_token_file") as caught:
+    wire_tokens.Gate(tokens, is_local=False)._check(method, ())
+
+  assert caught.value.code == "PERMISSION_DENIED"
+
+
+def test_the_admin_methods_are_those_of_the_service():
+  names = {m.full_name for m in methods.SERVICE.methods}
+
+  for method in wire_tokens.ADMIN_METHODS:
+    assert method[1:].replace("/", ".") in names
+
+
+def test_a_bound_token_is_good_for_its_id_only(serve):
+  bound = token_file(f"ada {LEARNER_TOKEN}", f"bob {OTHER_TOKEN}")
+  run = serve(WireConfig(token_file=bound))
+  hello = port.Hello(
+    learner="bob", nonce="n", layout_digest=run.layout.digest()
+  )
+  client = Client(run.address, WireConfig(token_file=bound), "ada")
+
+  with pytest.raises(ServiceError, match="bound to learner 'ada'") as caught:
+    next(client.join(hello).notices())
+  ada = dataclasses.replace(hello, learner="ada")
+  stream = client.join(ada)
+  _, welcome = next(stream.notices())
+  stream.close()
+  client.close()
+
+  assert caught.value.code == "UNAUTHENTICATED"
+  assert isinstance(welcome, port.Welcomed)
+
+
+def test_health_and_reflection_ask_for_no_token(serve):
+  from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+  run = serve(WireConfig(**shared_tokens()))
+  with grpc.insecure_channel(run.address) as channel:
+    stub = health_pb2_grpc.HealthStub(channel)
+    answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=10.0)
+
+  assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.mark.parametrize("insecure", [False, True])
+def test_tokens_off_loopback_without_tls_do_not_start(insecure):
+  cfg = WireConfig(insecure=insecure, **shared_tokens())
+
+  with pytest.raises(ValueError, match=r"without TLS.*wire\.insecure"):
+    Server("0.0.0.0:0", cfg)
+  with pytest.raises(ValueError, match=r"without TLS.*wire\.insecure"):
+    Client("192.0.2.1:8470", cfg, "0")
+
+
+def test_plaintext_off_loopback_needs_insecure_and_tls_does_not():
+  with pytest.raises(ValueError, match=r"wire\.insecure"):
+    Server("0.0.0.0:0", WireConfig())
+
+  Server("0.0.0.0:0", WireConfig(insecure=True)).stop(0.0)
+  Server("0.0.0.0:0", mutual()).stop(0.0)
+
+
+@pytest.mark.parametrize(
+  ("lines", "says"),
+  [
+    (("short",), "line 1 .* 5 characters"),
+    ((LEARNER_TOKEN, f"a b {LEARNER_TOKEN}"), "line 2 .* 3 words"),
+    (("# nothing",), "has no token"),
+    ((f"ada {LEARNER_TOKEN}",), "no line for learner '0'"),
+    ((ADMIN_TOKEN,), "both a learner's and an admin's"),
+  ],
+)
+def test_a_token_file_that_cannot_be_names_the_line_and_no_token(lines, says):
+  cfg = WireConfig(
+    token_file=token_file(*lines), admin_token_file=token_file(ADMIN_TOKEN)
+  )
+
+  with pytest.raises(ValueError, match=says) as caught:
+    wire_tokens.read_tokens(cfg).of_learner("0")
+
+  assert "0123456789" not in str(caught.value)
+
+
+def test_the_environment_has_tokens_where_no_file_is_named():
+  env = {
+    wire_tokens.TOKENS_VARIABLE: f"ada {LEARNER_TOKEN}\n{OTHER_TOKEN}",
+    wire_tokens.ADMIN_TOKENS_VARIABLE: ADMIN_TOKEN,
+  }
+
+  known = wire_tokens.read_tokens(WireConfig(), env)
+
+  assert [token.learner for token in known.learners] == ["ada", ""]
+  assert known.of_onlooker() == wire_tokens.Token(ADMIN_TOKEN)
+  assert "0123456789" not in repr(known)
+
+
+@pytest.mark.parametrize(
+  ("changes", "says"),
+  [
+    ({"tls_ca": "no-such.pem"}, "tls_ca=no-such.pem cannot be read"),
+    ({"tls_cert": "no.pem", "tls_key": "no.key"}, "tls_key=no.key"),
+    ({"tls_ca": __file__}, "is no certificate"),
+  ],
+)
+def test_a_file_that_is_no_pem_is_named(changes, says):
+  cfg = dataclasses.replace(WIRE, **{"tls_ca": certs()["tls_ca"], **changes})
+
+  with pytest.raises(ValueError, match=says):
+    Client("127.0.0.1:1", cfg)
