@@ -93,26 +93,50 @@ def diagnose(address: str, cfg: WireConfig) -> str | None:
   host = host.removeprefix("[").removesuffix("]")
   context = _context(cfg) if cfg.tls_ca else _trusting_context()
   try:
-    plain = socket.create_connection((host, int(port)), _PROBE_S)
+    with (
+      socket.create_connection((host, int(port)), _PROBE_S) as plain,
+      context.wrap_socket(plain, server_hostname=host) as wrapped,
+    ):
+      if not cfg.tls_ca:
+        return (
+          f"the service at {address} speaks TLS, and this process does not:"
+          " set wire.tls_ca to the CA of its certificate."
+        )
+      return _own_certificate(wrapped, address, cfg)
+  except ssl.SSLCertVerificationError as error:
+    return _verification(error, address, host, cfg)
+  except ssl.SSLEOFError:
+    return None  # Cut off: it may have ended just now.
+  except ssl.SSLError as error:
+    return _handshake(error, address) if cfg.tls_ca else None
   except OSError:
     return None
-  with plain:
-    try:
-      with context.wrap_socket(plain, server_hostname=host) as wrapped:
-        if not cfg.tls_ca:
-          return (
-            f"the service at {address} speaks TLS, and this process does not:"
-            " set wire.tls_ca to the CA of its certificate."
-          )
-        wrapped.settimeout(_PROBE_S)
-        wrapped.recv(1)  # What is wrong with our own certificate comes now.
-    except ssl.SSLCertVerificationError as error:
-      return _verification(error, address, host, cfg)
-    except ssl.SSLError as error:
-      return _handshake(error, address, cfg) if cfg.tls_ca else None
-    except OSError:
+
+
+def _own_certificate(
+  wrapped: ssl.SSLSocket, address: str, cfg: WireConfig
+) -> str | None:
+  """Whether a server, once TLS stands, turns away who has not its trust: gRPC
+  then closes the connection before its first frame."""
+  try:
+    wrapped.settimeout(_PROBE_S)
+    if wrapped.recv(1):
       return None
-  return None
+  except TimeoutError:
+    return None
+  except OSError:
+    pass  # Reset, or an alert.
+  if not cfg.tls_cert:
+    return (
+      f"the service at {address} asks for a certificate"
+      " (wire.require_client_cert), and this process has none: set"
+      " wire.tls_cert and wire.tls_key."
+    )
+  return (
+    f"the service at {address} does not take this process's certificate"
+    f" wire.tls_cert={cfg.tls_cert}: use one that its CA has signed and that"
+    " has not expired."
+  )
 
 
 def _verification(
@@ -136,26 +160,14 @@ def _verification(
   )
 
 
-def _handshake(error: ssl.SSLError, address: str, cfg: WireConfig) -> str:
-  reason = (error.reason or str(error)).upper()
+def _handshake(error: ssl.SSLError, address: str) -> str:
+  reason = error.reason or str(error)
   if "WRONG_VERSION" in reason or "RECORD_LAYER" in reason:
     return (
       f"the service at {address} does not speak TLS, and wire.tls_ca asks for"
       " it: set wire.tls_cert and wire.tls_key at the syncer."
     )
-  if "CERTIFICATE_REQUIRED" in reason:
-    return (
-      f"the service at {address} asks for a certificate"
-      " (wire.require_client_cert), and this process has none: set"
-      " wire.tls_cert and wire.tls_key."
-    )
-  if "ALERT" in reason:
-    return (
-      f"the service at {address} does not take this process's certificate"
-      f" wire.tls_cert={cfg.tls_cert!r} ({error.reason}): use one that its CA"
-      " has signed and that has not expired."
-    )
-  return f"no TLS with {address}: {error.reason or error}."
+  return f"no TLS with {address} comes about: {reason}."
 
 
 def _context(cfg: WireConfig) -> ssl.SSLContext:

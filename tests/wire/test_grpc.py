@@ -327,7 +327,8 @@ def test_a_broken_upload_is_seen_by_the_syncer():
 
   with serving(store) as (_, client):
     stop = threading.Event()
-    call = client._call("PushFragment", "bulk").future(parts(stop))
+    push = client._call("PushFragment", "bulk")
+    call = push.func.future(parts(stop), **push.keywords)
     while not store.num_chunks:
       time.sleep(0.01)
     call.cancel()
