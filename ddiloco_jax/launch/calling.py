@@ -1,6 +1,9 @@
-"""Flags of the commands that call a syncer: how, and with which token."""
+"""How commands call a syncer: their flags, or what a run's record says."""
 
 import argparse
+import dataclasses
+import json
+import pathlib
 
 from ddiloco_jax.wire.options import WireConfig
 
@@ -27,3 +30,15 @@ def wire_config(flags: argparse.Namespace, timeout_s: float) -> WireConfig:
   """
   files = {name: getattr(flags, name) for name in _FLAGS}
   return WireConfig(call_timeout_s=timeout_s, **files)
+
+
+def recorded(run_dir: pathlib.Path, timeout_s: float) -> WireConfig:
+  """The settings with which a run's syncer serves, for a call on its machine.
+
+  Raises:
+    ValueError: they cannot be.
+  """
+  record = json.loads((run_dir / "config.json").read_text("utf-8"))
+  known = {field.name for field in dataclasses.fields(WireConfig)}
+  wire = {k: v for k, v in record["wire"].items() if k in known}
+  return dataclasses.replace(WireConfig(**wire), call_timeout_s=timeout_s)

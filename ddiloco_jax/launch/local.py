@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.live import Live
 
-from ddiloco_jax.launch import exits, failures, view
+from ddiloco_jax.launch import calling, exits, failures, view
 from ddiloco_jax.launch.plan import SYNCER, learner_name
 from ddiloco_jax.launch.run import Run
 from ddiloco_jax.learner.client import Client
@@ -83,9 +83,9 @@ class Screen:
 class Watch:
   """The newest status of a syncer; one that cannot be reached keeps the old."""
 
-  def __init__(self, address: str):
+  def __init__(self, address: str, cfg: WireConfig):
     self.status: pb.Status | None = None
-    self._client = Client(address, WireConfig(call_timeout_s=2.0))
+    self._client = Client(address, cfg)
     self._asked_at = 0.0
 
   def refresh(self) -> None:
@@ -129,7 +129,9 @@ def _watch(
   requests: StopRequests,
   screen: Screen,
 ) -> None:
-  watch = Watch(run.address)
+  with exits.edge():
+    wire = calling.recorded(run.address_path.parent, timeout_s=2.0)
+    watch = Watch(run.address, wire)
   start = time.monotonic()
   try:
     while not requests.count:

@@ -26,7 +26,7 @@ from ddiloco_jax.wire import (
 )
 from ddiloco_jax.wire import state as states
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
-from ddiloco_jax.wire.status import ServiceError, to_grpc
+from ddiloco_jax.wire.status import ServiceError, abort
 
 _log = logging.getLogger(__name__)
 OFF = "off"
@@ -199,7 +199,7 @@ class _Peer:
     try:
       state = self._desk.ask(request, gone)
     except ServiceError as error:
-      context.abort(to_grpc(error.code), error.text)
+      abort(context, error)
     with contextlib.ExitStack() as stack:
       stack.callback(self._desk.release)
       _log.info("gives its state to learner %s", request.learner_id)

@@ -14,6 +14,7 @@ import grpc
 
 from ddiloco_jax.protocol import events
 from ddiloco_jax.protocol.status import Status
+from ddiloco_jax.syncer import limits
 from ddiloco_jax.syncer.relay import Relay
 from ddiloco_jax.wire import (
   codec,
@@ -27,7 +28,7 @@ from ddiloco_jax.wire import (
   transfer,
 )
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
-from ddiloco_jax.wire.status import ServiceError, to_grpc
+from ddiloco_jax.wire.status import ServiceError, abort
 
 _Message = TypeVar("_Message")
 
@@ -53,8 +54,8 @@ class Service:
 
   Args:
     synchronizer: Whom it asks.
-    cfg: call_timeout_s is in which a stream of a caller must say its first
-      word; a silent one would hold a thread of the server for ever.
+    cfg: Its limits. call_timeout_s is in which a stream of a caller must say
+      its first word; a silent one would hold a thread of the server for ever.
     gate: Knows which ids a token is good for.
     relay: For states of peers.
   """
@@ -67,7 +68,22 @@ class Service:
     relay: Relay,
   ):
     self._synchronizer = synchronizer
-    self._opening_s = cfg.call_timeout_s
+    self._cfg = cfg
+    self._joins = limits.Rate(cfg.joins_per_s, "joins", "wire.joins_per_s")
+    half = cfg.max_calls // 2
+    self._openings = limits.Slots(
+      half, "streams without a first message", "half of wire.max_calls"
+    )
+    self._transfers = limits.Slots(
+      half,
+      "transfers",
+      "half of wire.max_calls",
+      cfg.max_transfers_per_learner,
+      "wire.max_transfers_per_learner",
+    )
+    self._watchers = limits.Slots(
+      cfg.max_watchers, "WatchStatus streams", "wire.max_watchers"
+    )
     self._gate = gate
     self._relay = relay
 
@@ -79,7 +95,8 @@ class Service:
     self, requests: Iterator[pb.LearnerMessage], context
   ) -> Iterator[pb.SyncerMessage]:
     with _faults(context):
-      hello = _receive_hello(_opened(requests, "hello", self._opening_s))
+      hello = _receive_hello(self._opened(requests, "hello"))
+      self._joins.take()
       self._gate.check_learner(context.invocation_metadata(), hello.learner)
       control = self._synchronizer.join(hello)
       upward = _Upward(requests, control)
@@ -95,18 +112,22 @@ class Service:
     self, parts: Iterator[transfer.Part], context
   ) -> pb.PushOutcome:
     with _faults(context):
-      parts = _opened(parts, "its header", self._opening_s)
+      parts = self._opened(parts, "its header")
       header = transfer.receive_header(parts)
-      result = self._synchronizer.push(
-        headers.reply_header_from_pb(header),
-        transfer.receive_chunks(parts, header.num_bytes),
-      )
+      with (
+        self._transfers.one(header.learner_id),
+        limits.moving(parts, self._cfg.progress_timeout_s) as moving,
+      ):
+        result = self._synchronizer.push(
+          headers.reply_header_from_pb(header),
+          transfer.receive_chunks(moving, header.num_bytes),
+        )
       return headers.push_result_to_pb(result)
 
   def FetchFragment(
     self, request: pb.FetchRequest, context
   ) -> Iterator[transfer.Part]:
-    with _faults(context):
+    with _faults(context), self._transfers.one(request.learner_id):
       chunk_bytes = self._synchronizer.get_run().chunk_bytes
       header, data = self._synchronizer.fetch(*headers.fetch_from_pb(request))
       yield from transfer.send(
@@ -131,7 +152,7 @@ class Service:
   def WatchStatus(
     self, request: pb.WatchStatusRequest, context
   ) -> Iterator[pb.Status]:
-    with _faults(context):
+    with _faults(context), self._watchers.one():
       interval_s = _interval_s(request)
       gone = threading.Event()
       context.add_callback(gone.set)
@@ -162,6 +183,34 @@ class Service:
   ) -> pb.TakeSnapshotReply:
     with _faults(context):
       return messages.snapshot_to_pb(self._synchronizer.take_snapshot())
+
+  def _opened(
+    self, stream: Iterator[_Message], opening: str
+  ) -> Iterator[_Message]:
+    """The stream, once its first message is here.
+
+    Raises:
+      ServiceError: UNAVAILABLE where none came in time.
+    """
+    timeout_s = self._cfg.call_timeout_s
+    first: futures.Future[list[_Message]] = futures.Future()
+
+    def take() -> None:
+      try:
+        first.set_result(list(itertools.islice(stream, 1)))
+      except BaseException as error:
+        first.set_exception(error)
+
+    with self._openings.one():
+      threading.Thread(target=take, name="first-message", daemon=True).start()
+      try:
+        return itertools.chain(first.result(timeout_s), stream)
+      except TimeoutError:
+        raise ServiceError(
+          "UNAVAILABLE",
+          f"a stream opened, and {opening} did not come within {timeout_s:g}"
+          " s. Open another one, and send it at once.",
+        ) from None
 
 
 class _Upward(threading.Thread):
@@ -205,34 +254,7 @@ def _faults(context) -> Iterator[None]:
   try:
     yield
   except ServiceError as error:
-    context.abort(to_grpc(error.code), error.text)
-
-
-def _opened(
-  stream: Iterator[_Message], opening: str, timeout_s: float
-) -> Iterator[_Message]:
-  """The stream, once its first message is here.
-
-  Raises:
-    ServiceError: UNAVAILABLE where none came in time.
-  """
-  first: futures.Future[list[_Message]] = futures.Future()
-
-  def take() -> None:
-    try:
-      first.set_result(list(itertools.islice(stream, 1)))
-    except BaseException as error:
-      first.set_exception(error)
-
-  threading.Thread(target=take, name="first-message", daemon=True).start()
-  try:
-    return itertools.chain(first.result(timeout_s), stream)
-  except TimeoutError:
-    raise ServiceError(
-      "UNAVAILABLE",
-      f"a stream opened, and {opening} did not come within {timeout_s:g} s."
-      " Open another one, and send it at once.",
-    ) from None
+    abort(context, error)
 
 
 def _receive_hello(requests: Iterator[pb.LearnerMessage]) -> port.Hello:

@@ -15,7 +15,7 @@ from google.protobuf import message_factory
 
 from ddiloco_jax.wire import transfer
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
-from ddiloco_jax.wire.status import ServiceError, to_grpc
+from ddiloco_jax.wire.status import ServiceError, abort
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Synchronizer"]
 PEER = pb.DESCRIPTOR.services_by_name["Peer"]
@@ -81,7 +81,7 @@ def _lenient(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 def _checked(method: Callable, request: Any, context: Any) -> Any:
   if isinstance(request, _Malformed):
-    context.abort(to_grpc("INVALID_ARGUMENT"), _malformed().text)
+    abort(context, _malformed())
   return method(request, context)
 
 

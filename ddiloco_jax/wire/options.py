@@ -9,6 +9,7 @@ import dataclasses
 FORMATS = ("float32", "bfloat16")  # Served; int8 and int4 have their place.
 MAX_MESSAGE_BYTES = 4 << 20  # gRPC's own default limit of a receiver.
 MAX_CHUNK_BYTES = 3 << 20  # Leaves room for whatever else is in a message.
+MAX_STREAMS = 128
 MAX_METADATA_BYTES = 8 << 10  # A token, and what gRPC and proxies add.
 
 Options = tuple[tuple[str, int], ...]
@@ -33,6 +34,12 @@ class WireConfig:
     max_calls: Calls that the syncer serves at once: at least 2 per learner
       that it admits, and 8. A learner holds one, and one more per transfer;
       threads are made only as they are needed.
+    max_transfers_per_learner: Pushes and fetches of one learner at once; of all
+      of them, half of max_calls.
+    max_watchers: Status streams that the syncer serves at once.
+    joins_per_s: Joins that the syncer takes in the long run, and ten seconds'
+      worth of them at once.
+    progress_timeout_s: A push of which nothing came for so long is given up.
     insecure: Allow the syncer to listen beyond loopback without TLS; where
       there are tokens, nothing allows it.
     tls_cert: PEM file of this process's certificate, with what leads to its CA.
@@ -54,6 +61,10 @@ class WireConfig:
   call_timeout_s: float = 10.0
   bandwidth_bytes_per_s: int = 0
   max_calls: int = 512
+  max_transfers_per_learner: int = 8
+  max_watchers: int = 16
+  joins_per_s: float = 20.0
+  progress_timeout_s: float = 60.0
   insecure: bool = False
   tls_cert: str = ""
   tls_key: str = ""
@@ -80,6 +91,7 @@ class WireConfig:
       "keepalive_timeout_s",
       "reconnect_max_s",
       "call_timeout_s",
+      "progress_timeout_s",
     ):
       if not getattr(self, name) >= 0.1:
         raise ValueError(
@@ -90,10 +102,16 @@ class WireConfig:
         f"wire.bandwidth_bytes_per_s is {self.bandwidth_bytes_per_s}; it must "
         "be at least 0 (no cap)."
       )
-    if self.max_calls < 4:
-      raise ValueError(
-        f"wire.max_calls is {self.max_calls}; it must be at least 4."
-      )
+    for name, least in (
+      ("max_calls", 4),
+      ("max_transfers_per_learner", 1),
+      ("max_watchers", 0),
+      ("joins_per_s", 0.1),
+    ):
+      if not getattr(self, name) >= least:
+        raise ValueError(
+          f"wire.{name} is {getattr(self, name)}; it must be at least {least}."
+        )
     if bool(self.tls_cert) != bool(self.tls_key):
       raise ValueError(
         f"wire.tls_cert is {self.tls_cert!r} and wire.tls_key"
@@ -137,6 +155,7 @@ def server_options(cfg: WireConfig) -> Options:
     ("grpc.so_reuseport", 0),  # A port in use is an error.
     # Who connects and says nothing is thrown off.
     ("grpc.server_handshake_timeout_ms", _ms(cfg.call_timeout_s)),
+    ("grpc.max_concurrent_streams", MAX_STREAMS),  # Of one connection.
     ("grpc.max_metadata_size", MAX_METADATA_BYTES),
     ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
   )

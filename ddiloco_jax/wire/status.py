@@ -4,6 +4,8 @@ What the protocol foresees (late, duplicate, carried, refused ...) is never an
 error but an outcome. (arXiv 2604.21428, Sec. 3.)
 """
 
+from typing import NoReturn
+
 import grpc
 
 # A code's name is gRPC's own; what it means here, and for whom to act.
@@ -17,6 +19,7 @@ CODES = {
   "UNAVAILABLE": "not reached, shutting down or restoring: retry",
   "INTERNAL": "a fault of the syncer's own: see its log",
 }
+_PUSHBACK = "grpc-retry-pushback-ms"  # gRPC's own name for it.
 _TO_GRPC = {name: grpc.StatusCode[name] for name in CODES}
 _FROM_GRPC = {code: name for name, code in _TO_GRPC.items()} | {
   grpc.StatusCode.CANCELLED: "UNAVAILABLE",
@@ -34,18 +37,20 @@ class ServiceError(Exception):
   Attributes:
     code: A name in `CODES`.
     text: What was wrong: the value, the rule, the fix.
+    retry_after_s: When the same call may succeed, where only time is wanted.
   """
 
-  def __init__(self, code: str, text: str):
+  def __init__(self, code: str, text: str, retry_after_s: float | None = None):
     assert code in CODES, code
     super().__init__(f"{code}: {text}")
     self.code = code
     self.text = text
+    self.retry_after_s = retry_after_s
 
   @property
   def is_worth_retrying(self) -> bool:
     """True where the same call may succeed later."""
-    return self.code == "UNAVAILABLE"
+    return self.code == "UNAVAILABLE" or self.retry_after_s is not None
 
   @property
   def is_of_session(self) -> bool:
@@ -58,6 +63,15 @@ def to_grpc(code: str) -> grpc.StatusCode:
   return _TO_GRPC[code]
 
 
+def abort(context: grpc.ServicerContext, error: ServiceError) -> NoReturn:
+  """Ends a call with an error."""
+  if error.retry_after_s is not None:
+    context.set_trailing_metadata(
+      ((_PUSHBACK, str(round(1000 * error.retry_after_s))),)
+    )
+  context.abort(_TO_GRPC[error.code], error.text)
+
+
 def from_grpc(error: grpc.RpcError, address: str) -> ServiceError:
   """What a call to `address` failed with."""
   assert isinstance(error, grpc.Call), error
@@ -66,4 +80,11 @@ def from_grpc(error: grpc.RpcError, address: str) -> ServiceError:
   name = _FROM_GRPC.get(code, "INTERNAL")
   if name != code.name or name in ("UNAVAILABLE", "INTERNAL"):
     text = f"{text} ({code.name} from {address})"
-  return ServiceError(name, text)
+  return ServiceError(name, text, _retry_after_s(error))
+
+
+def _retry_after_s(error: grpc.Call) -> float | None:
+  for key, value in error.trailing_metadata() or ():
+    if key == _PUSHBACK and isinstance(value, str) and value.isdecimal():
+      return int(value) / 1000
+  return None

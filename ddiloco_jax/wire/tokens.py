@@ -17,7 +17,7 @@ import grpc
 
 from ddiloco_jax.wire.options import WireConfig
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
-from ddiloco_jax.wire.status import ServiceError, to_grpc
+from ddiloco_jax.wire.status import ServiceError, abort
 
 TOKENS_VARIABLE = "DDILOCO_TOKENS"
 ADMIN_TOKENS_VARIABLE = "DDILOCO_ADMIN_TOKENS"
@@ -232,7 +232,7 @@ def _find(tokens: Iterable[Token], said: str) -> Token | None:
 
 def _refusing(error: ServiceError) -> grpc.RpcMethodHandler:
   def refuse(requests: Any, context: grpc.ServicerContext) -> None:
-    context.abort(to_grpc(error.code), error.text)
+    abort(context, error)
 
   # A stream: it is refused before anything is read, whatever kind it is.
   return grpc.stream_stream_rpc_method_handler(refuse)
