@@ -46,6 +46,8 @@ from ddiloco_jax.protocol.rules import Rules
 from ddiloco_jax.protocol.state import State, initial
 from ddiloco_jax.protocol.turn import Turn
 
+FORMAT = 2  # Of a saved state: raised whenever the fields of a state change.
+
 __all__ = [
   "digest",
   "initial",
@@ -186,7 +188,22 @@ def save(state: State) -> dict[str, Any]:
   """The state as strict JSON values, its rules apart."""
   fields = {name: saved.encode(v) for name, v in state._asdict().items()}
   del fields["rules"]
-  return {"format": 1, **fields}
+  return {"format": FORMAT, **fields}
+
+
+def check_format(values: dict[str, Any]) -> None:
+  """Refuses what another release's `save` gave.
+
+  Raises:
+    ValueError: It is of another format.
+  """
+  found = values.get("format")
+  if found != FORMAT:
+    raise ValueError(
+      f"the saved protocol state has format {found!r} and this release reads"
+      f" {FORMAT}, for a state has other fields now: go on with the release"
+      " that wrote it, or begin another run in another --run_dir"
+    )
 
 
 def load(rules: Rules, values: dict[str, Any]) -> State:
@@ -196,13 +213,8 @@ def load(rules: Rules, values: dict[str, Any]) -> State:
     ValueError: What was saved is of another format, of another fragment
       count, or damaged.
   """
-  fields = dict(values)
-  found = fields.pop("format", None)
-  if found != 1:
-    raise ValueError(
-      f"the saved protocol state has format {found!r} and this release reads "
-      "1; restore with the release that wrote it"
-    )
+  check_format(values)
+  fields = {name: v for name, v in values.items() if name != "format"}
   state = saved.decode_object(State, fields, rules=rules)
   num = len(state.fragments)
   if num != rules.num_fragments:

@@ -65,7 +65,7 @@ def test_every_line_is_strict_json_and_merges_are_written_out(run, tmp_path):
 
   merges = [merge for line in lines for merge in line.get("merges", ())]
   assert len(merges) == len(run.of(events.Merge))
-  assert lines[0]["tape"] == 1
+  assert lines[0]["tape"] == tape.FORMAT
   assert lines[-1]["end"] == len(run.events)
 
 
@@ -233,6 +233,9 @@ def test_a_saved_state_of_another_format_or_p_is_refused(run):
 
   with pytest.raises(ValueError, match="format 7"):
     machine.load(RULES, {**values, "format": 7})
+  before = {k: v for k, v in values.items() if k != "shards"}
+  with pytest.raises(ValueError, match=r"format 1.*the release that wrote it"):
+    machine.load(RULES, {**before, "format": 1})
   with pytest.raises(ValueError, match="P may not change"):
     machine.load(Rules(), values)
   with pytest.raises(ValueError, match="does not come after"):
