@@ -42,6 +42,8 @@ class RunConfig:
       each on disk before it is published, or the newest "snapshot".
     on_write_error: What a process does when a commit or a checkpoint cannot be
       written: "stop", or "continue" without it and try again with the next.
+    accept_loss: Let a syncer go on with `--restore` although versions that
+      learners can have been told of are damaged or missing on disk.
     checkpoint_every_s: Time between two checkpoints of the syncer.
     snapshot_every_merges: Merges between two consistent snapshots of the
       whole run; 0 for none but those that an operator takes.
@@ -68,6 +70,7 @@ class RunConfig:
   checkpoint_every_steps: int = 0
   durability: str = "commit"
   on_write_error: str = "stop"
+  accept_loss: bool = False
   checkpoint_every_s: float = 60.0
   snapshot_every_merges: int = 0
   max_to_keep: int = 3

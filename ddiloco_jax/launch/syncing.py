@@ -74,7 +74,13 @@ class SyncerRun:
           cfg.fragments.num_fragments,
         )
         tx = outer.make_outer(cfg.outer) if tx is None else tx
-        self.store = Store(run_dir, restore, cfg.run.max_to_keep, files)
+        self.store = Store(
+          run_dir,
+          restore,
+          cfg.run.max_to_keep,
+          files,
+          accept_loss=cfg.run.accept_loss,
+        )
         stack.callback(self._close_store)
         start = starting.make_start(cfg, layout, params, tx, self.store)
         self._begin(cfg, start)

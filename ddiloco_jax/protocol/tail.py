@@ -6,11 +6,12 @@ what is rolled back is only what was merged and not made durable.
 (arXiv 2604.21428, App.)
 """
 
+import contextlib
 import logging
 import os
 import pathlib
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ddiloco_jax.protocol import events, machine, saved, tape
 from ddiloco_jax.protocol.lines import Head, Step, decode_event, parse
@@ -30,6 +31,47 @@ class CaughtUp(NamedTuple):
 
   state: State
   merged: events.Merged | None
+
+
+class Published(NamedTuple):
+  """What learners can have been told of, as a tape says.
+
+  Attributes:
+    epoch: The newest on the tape.
+    versions: Per fragment, the newest.
+    settings: Of the newest epoch.
+  """
+
+  epoch: int
+  versions: tuple[int, ...]
+  settings: dict[str, Any]
+
+
+def published(path: str | os.PathLike[str]) -> Published | None:
+  """Reads what a tape says of versions; None if it has no header.
+
+  Lines that are torn or damaged are left out: nothing is stepped.
+  """
+  found: Published | None = None
+  with open(path, "rb") as file:
+    for text in file:
+      if b'"type":"Merged"' not in text and not text.startswith(b'{"tape"'):
+        continue
+      with contextlib.suppress(ValueError, KeyError, TypeError, IndexError):
+        found = _look(found, parse(text))
+  return found
+
+
+def _look(found: Published | None, values: dict[str, Any]) -> Published | None:
+  if "tape" in values:
+    versions = [f[0][1] for f in values["start"]["fragments"]]
+    return Published(values["epoch"], tuple(versions), values["settings"])
+  event = decode_event(values["event"])
+  if found is None or not isinstance(event, events.Merged):
+    return found
+  versions = list(found.versions)
+  versions[event.fragment] = event.version.n
+  return found._replace(versions=tuple(versions))
 
 
 def catch_up(

@@ -57,11 +57,18 @@ class Journal:
   Args:
     directory: Made with the first file.
     files: Operations on files.
+
+  Attributes:
+    damage: Sentences: what `entries` has come across so far.
+    end: A sentence: where it ended; files that a crash may have left as they
+      are, and that may be damaged just as well.
   """
 
   def __init__(self, directory: pathlib.Path, files: Files):
     self.directory = directory
     self._files = files
+    self.damage: list[str] = []
+    self.end = "there is no file of it that counts"
     self._lock = threading.Lock()
     self._head: dict[str, Any] = {}
     self._fd = -1
@@ -159,31 +166,42 @@ class Journal:
   def entries(self) -> Iterator[Entry]:
     """Every commit that counts, oldest first; the arrays may be kept.
 
-    The first record of each file comes, too: its head has "format".
+    The first record of each file comes, too: its head has "format". What is
+    damaged is left out, and comes to be in `damage` before what is after it.
     """
-    for name, limit in self._chain():
-      at = 0
+    self.damage = []
+    chain = self._chain()
+    for name, limit in chain:
       with self._path(name).open("rb") as file:
-        for record in records.read(file, limit):
-          at = record.end
-          yield Entry(record.head, record.arrays, Place(*name, at))
-        size = file.seek(0, 2)
-      if limit is not None and at < limit:
-        _log.warning(
-          "%s is damaged at byte %d of the %d that count: the run goes on from"
-          " what is before it",
-          self._path(name),
-          at,
-          limit,
-        )
-        return
-      if limit is None and at < size:
-        _log.warning(
-          "%s ends in %d bytes of a commit that was never made; they are left"
-          " out",
-          self._path(name),
-          size - at,
-        )
+        for found in records.read(file, limit):
+          if isinstance(found, records.Record):
+            place = Place(*name, found.end)
+            self.end = f"it ends at byte {found.end} of {self._path(name)}"
+            yield Entry(found.head, found.arrays, place)
+          elif found.is_torn:
+            _log.warning(
+              "%s ends in %d bytes of a commit that was never made; they are"
+              " left out",
+              self._path(name),
+              file.seek(0, 2) - found.at,
+            )
+            self.end += ", where a record is cut short"
+          else:
+            self._note_damage(name, found)
+    for name in self._names():
+      if not chain or name > chain[-1][0]:
+        found = self._first(name)
+        if isinstance(found, records.Fault) and not found.is_torn:
+          self._note_damage(name, found)
+        else:
+          self.end += f"; {self._path(name)} is empty or cut short"
+
+  def _note_damage(self, name: Name, fault: records.Fault) -> None:
+    self.damage.append(f"{self._path(name)} is damaged at byte {fault.at}")
+
+  def path(self, place: Place) -> pathlib.Path:
+    """The file that a place is in."""
+    return self._path(place.name)
 
   def close(self) -> None:
     if self._fd >= 0:
@@ -205,6 +223,8 @@ class Journal:
         found = self._read_head(previous.name)
         if found is not None and found["run_id"] == head["run_id"]:
           newest = previous.name, found
+        elif found is None and self._path(previous.name).exists():
+          self._note_damage(previous.name, records.Fault(0, is_torn=False))
     return chain[::-1]
 
   def _newest(self) -> tuple[Name, dict[str, Any]] | None:
@@ -217,11 +237,8 @@ class Journal:
 
   def _read_head(self, name: Name) -> dict[str, Any] | None:
     path = self._path(name)
-    if not path.exists():
-      return None
-    with path.open("rb") as file:
-      record = next(records.read(file), None)
-    if record is None:
+    record = self._first(name)
+    if not isinstance(record, records.Record):
       return None
     if record.head["format"] > FORMAT:
       raise ValueError(
@@ -229,6 +246,13 @@ class Journal:
         f" to {FORMAT}: use the newer version that wrote it."
       )
     return record.head
+
+  def _first(self, name: Name) -> records.Record | records.Fault | None:
+    """What a file begins with; None if it is not there, or is empty."""
+    if not self._path(name).exists():
+      return None
+    with self._path(name).open("rb") as file:
+      return next(records.read(file), None)
 
   def _rotate(self) -> None:
     before = self._at

@@ -1,7 +1,7 @@
 """Records of a journal: a length and a checksum, a JSON head, raw arrays.
 
-A record is whole or it is not there: whatever a crash leaves of one at the end
-of a file fails its length or its checksum. Layout, little endian: magic (4
+What a crash leaves of a record at the end of a file is cut short; any other
+that fails its checksum is damage, and what follows it is read on. Layout, little endian: magic (4
 bytes), length of all that follows the frame (u64), its CRC-32 (u32); then the
 length of the compressed head (u32), the head, and the arrays one after the
 other as the head describes them.
@@ -35,6 +35,19 @@ class Record(NamedTuple):
   end: int
 
 
+class Fault(NamedTuple):
+  """Bytes that are no whole record.
+
+  Attributes:
+    at: Offset of the first.
+    is_torn: They are the last of their file, and cut short: a crash while a
+      record was appended leaves as much.
+  """
+
+  at: int
+  is_torn: bool
+
+
 def encode(
   head: dict[str, Any], arrays: Sequence[np.ndarray]
 ) -> list[memoryview]:
@@ -52,27 +65,34 @@ def encode(
   return [memoryview(_FRAME.pack(_MAGIC, length, checksum)), *body]
 
 
-def read(file: BinaryIO, limit: int | None = None) -> Iterator[Record]:
-  """The whole records of a file, up to the first that is not.
+def read(file: BinaryIO, limit: int | None = None) -> Iterator[Record | Fault]:
+  """The whole records of a file, and what lies between them.
 
   Args:
     file: At the start of a record.
-    limit: Offset at which the file is taken to end; None for its own end.
+    limit: Offset at which the file is taken to end, and to which it was synced
+      once; None for its own end.
   """
   size = file.seek(0, 2)
   end = size if limit is None else min(limit, size)
   at = file.seek(0)
-  while at + _FRAME.size <= end:
-    magic, length, checksum = _FRAME.unpack(file.read(_FRAME.size))
-    at += _FRAME.size + length
-    if magic != _MAGIC or at > end or length < _HEAD.size:
-      return
+  while at < end:
+    frame = file.read(_FRAME.size)
+    magic, length, checksum = _FRAME.unpack(frame.ljust(_FRAME.size, b"\0"))
+    stop = at + _FRAME.size + length
+    if len(frame) < _FRAME.size or stop > end or magic != _MAGIC:
+      is_cut = _MAGIC.startswith(frame[:4]) or not any(frame)
+      yield Fault(at, is_torn=limit is None and is_cut)
+      return  # Where the next one begins, nobody knows.
     body = bytearray(length)
     file.readinto(body)  # type: ignore[attr-defined]
-    if zlib.crc32(body) != checksum:
-      return
-    head, arrays = _decode(body)
-    yield Record(head, arrays, at)
+    if length < _HEAD.size or zlib.crc32(body) != checksum:
+      yield Fault(at, is_torn=False)
+    else:
+      yield Record(*_decode(body), stop)
+    at = stop
+  if limit is not None and at < limit:
+    yield Fault(at, is_torn=False)
 
 
 def _decode(body: bytearray) -> tuple[dict[str, Any], list[np.ndarray]]:

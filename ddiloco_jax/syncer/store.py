@@ -22,10 +22,12 @@ import optax
 from ddiloco_jax.algorithm import fragments, outer
 from ddiloco_jax.protocol import events, machine, saved
 from ddiloco_jax.protocol.state import FragmentState
+from ddiloco_jax.syncer import losses
 from ddiloco_jax.syncer.errors import InUse
 from ddiloco_jax.syncer.files import Files, OsFiles
 from ddiloco_jax.syncer.journal import Journal, Place
 from ddiloco_jax.syncer.merger import Tensors
+from ddiloco_jax.syncer.tapes import Tapes
 from ddiloco_jax.training import checkpoint
 
 _log = logging.getLogger(__name__)
@@ -62,15 +64,17 @@ class Store:
     restore: Go on with the run in it.
     max_to_keep: Checkpoints kept.
     files: Operations on files.
+    accept_loss: Go on although published versions are lost.
 
   Attributes:
-    epoch: Of this start.
+    epoch: Of this start, once `restore` has been called if there is progress.
     has_progress: Whether there is a checkpoint. A run that was killed before
       its first one has none, nobody has joined it, and it begins afresh.
 
   Raises:
     InUse: a live syncer holds it, or it has a run's progress and `restore` is
-      not set, or `restore` is set and there is no run.
+      not set, or `restore` is set and there is no run, or it has merges and no
+      checkpoint.
   """
 
   def __init__(
@@ -79,6 +83,8 @@ class Store:
     restore: bool,
     max_to_keep: int = 3,
     files: Files | None = None,
+    *,
+    accept_loss: bool = False,
   ):
     self.path = pathlib.Path(directory)
     self.path.mkdir(parents=True, exist_ok=True)
@@ -95,12 +101,16 @@ class Store:
       self.checkpoints = checkpoint.Checkpoints(
         str(self.path / "checkpoints"), max_to_keep=max_to_keep
       )
+      self._accept_loss = accept_loss
+      self._damaged: list[int] = []  # Checkpoints newer than the restored one.
       self._newest = self.checkpoints.latest()  # Or under way.
       self.has_progress = self._newest is not None
       self._journal = Journal(self.path / "journal", self._files)
       self._place: Place | None = None  # Of the newest commit restored.
       self._changed: dict[int, _Changed] = {}
-      self.epoch = self._journal.last_epoch() + 1
+      last = self._journal.last_begun()
+      self._tapes = Tapes(self.path, self._files, last)
+      self.epoch = 1 + max(self._journal.last_epoch(), self._tapes.epoch)
       self._check(restore)
       stack.pop_all()
 
@@ -115,10 +125,25 @@ class Store:
         f"{self.path} already holds a run. Add --restore to go on with it, or"
         " give another --run_dir."
       )
+    if not self.has_progress and self._has_merges():
+      raise InUse(
+        f"{self.path} has no complete checkpoint, although its journal or tape"
+        " has merges: a run goes on from a checkpoint and the journal since."
+        f" Bring {self.checkpoints.directory} back from a copy, or give"
+        " another --run_dir; nothing was changed."
+      )
+
+  def _has_merges(self) -> bool:
+    published = self._tapes.published
+    if published is not None and any(published.versions):
+      return True
+    # Its damage tells of no fresh run, either.
+    commits = ("format" not in e.head for e in self._journal.entries())
+    return any(commits) or bool(self._journal.damage)
 
   @property
   def tape(self) -> pathlib.Path:
-    return self.path / "tape.jsonl"
+    return self._tapes.newest
 
   def begin(self, run_id: str, num_merges: int = 0) -> None:
     """Makes this start durable: takes the epoch, sets the old tape aside.
@@ -130,7 +155,6 @@ class Store:
     Raises:
       InUse: another syncer has taken the epoch.
     """
-    last = self._journal.last_begun()
     try:
       self._journal.fence(self.epoch)
     except FileExistsError:
@@ -138,26 +162,72 @@ class Store:
         f"another syncer has begun epoch {self.epoch} of the run in {self.path}"
         " since this one read it. Stop one of them."
       ) from None
-    if last and self.tape.exists():
-      self._files.rename(self.tape, self.path / f"tape.{last}.jsonl")
+    for step in self._damaged:
+      path = self.checkpoints.set_aside(step)
+      _log.warning("the damaged checkpoint %d is now %s", step, path)
+    self._tapes.set_aside()
     self._journal.begin({"run_id": run_id}, self._place, num_merges)
 
   def restore(
     self, layout: fragments.Layout, tx: optax.GradientTransformation
   ) -> Restored:
-    """The newest complete checkpoint, and the commits since.
+    """The newest checkpoint that can be read, and the commits since.
 
     Args:
       layout: Of the model; the checkpoint's must be the same.
       tx: The outer optimizer, whose state is restored.
 
     Raises:
-      ValueError: the checkpoint is of another model, split or outer optimizer.
+      ValueError: the checkpoint is of another model, split, outer optimizer or
+        release; none can be read; the journal is of another run; or what was
+        published is lost, and that is not accepted.
     """
-    step = self.checkpoints.latest()
-    assert step is not None
+    found = self._read_newest(layout, tx)
+    found, doubts = self._add_commits(found)
+    losses.check(
+      self.path,
+      _versions(found),
+      doubts,
+      self._journal.end,
+      self._tapes.published,
+      self._accept_loss,
+    )
+    self.epoch = max(self.epoch, found.state["epoch"] + 1)
+    return found
+
+  def _read_newest(
+    self, layout: fragments.Layout, tx: optax.GradientTransformation
+  ) -> Restored:
+    """The newest checkpoint that can be read."""
+    unread = []
+    for step in reversed(self.checkpoints.steps()):
+      try:
+        found = self._read(step, layout, tx)
+      except checkpoint.CheckpointError as error:
+        unread.append(f"{self.checkpoints.directory / str(step)}")
+        self._damaged.append(step)
+        _log.warning(
+          "the checkpoint %s is damaged, an older one is tried: %s",
+          unread[-1],
+          error.__cause__,
+        )
+      else:
+        self._newest = step
+        return found
+    raise ValueError(
+      f"no checkpoint can be read; damaged: {', '.join(unread)}. Bring one back"
+      " from a copy, or give another --run_dir; nothing was changed."
+    )
+
+  def _read(
+    self,
+    step: int,
+    layout: fragments.Layout,
+    tx: optax.GradientTransformation,
+  ) -> Restored:
     records = self.checkpoints.records(step)
     spec = records["spec"]
+    machine.check_format(records["state"])
     if spec["layout_digest"] != layout.digest():
       raise ValueError(
         f"the checkpoint at step {step} of {self.path} has the layout"
@@ -176,41 +246,46 @@ class Store:
       tuple({path: params[path] for path in part} for part in theta),
       tuple(trees["outer"][str(p)] for p in range(len(theta))),
     )
-    found = Restored(tensors, records["state"], None, spec)
-    return self._add_commits(found)
+    return Restored(tensors, records["state"], None, spec)
 
-  def _add_commits(self, found: Restored) -> Restored:
-    """Puts the commits of the journal on top of a checkpoint."""
-    states = saved.decode(tuple[FragmentState, ...], found.state["fragments"])
-    versions = [fragment.version.n for fragment in states]
+  def _add_commits(self, found: Restored) -> tuple[Restored, list[str]]:
+    """Puts the commits of the journal on top of a checkpoint.
+
+    Returns:
+      What was restored, and sentences: where commits after it may be lost.
+    """
+    versions = _versions(found)
     newest: dict[int, list[np.ndarray]] = {}
     last: dict[str, Any] | None = None
     self._place = None
+    num_excused = 0  # Damage in what is there all the same.
+    gap: list[str] = []
     for entry in self._journal.entries():
       head = entry.head
       if "format" in head:
-        if head["run_id"] != found.spec["run_id"]:
-          continue
-      elif head["num_merges"] > sum(versions):
-        fresh, at = list(versions), 0
-        for p, n, _ in head["fragments"]:
+        self._check_same_run(head, entry.place, found)
+      fresh, at = list(versions), 0
+      if head["num_merges"] > sum(versions):
+        for p, n, _ in head.get("fragments", ()):
           fresh[p] = n
         if sum(fresh) != head["num_merges"]:
-          _log.warning(
-            "%s: after merge %d the journal goes on with merge %d; the run goes"
-            " on from the former",
-            self.path,
-            sum(versions),
-            head["num_merges"],
-          )
+          gap = [
+            f"after merge {sum(versions)} the journal goes on with merge"
+            f" {head['num_merges']}, in {self._journal.path(entry.place)}"
+          ]
           break
         for p, _, num in head["fragments"]:
           newest[p] = entry.arrays[at : at + num]
           at += num
         versions, last = fresh, head
       self._place = entry.place
+      num_excused = len(self._journal.damage)
+    for line in self._journal.damage[:num_excused]:
+      _log.warning("%s; what was in it is there all the same", line)
+    doubts = self._journal.damage[num_excused:] + gap
     if last is None:
-      return found
+      return found, doubts
+    machine.check_format(last["state"])
     theta, outer_states = list(found.tensors.theta), list(found.tensors.outer)
     for p, arrays in newest.items():
       theta[p], outer_states[p] = _unpack(theta[p], outer_states[p], arrays)
@@ -218,7 +293,19 @@ class Store:
       tensors=Tensors(tuple(theta), tuple(outer_states)),
       state=last["state"],
       merged=saved.decode(events.Merged, last["merged"]),
-    )
+    ), doubts
+
+  def _check_same_run(
+    self, head: dict[str, Any], place: Place, found: Restored
+  ) -> None:
+    if head["run_id"] != found.spec["run_id"]:
+      raise ValueError(
+        f"{self._journal.path(place)} is of the run {head['run_id']}, and the"
+        f" checkpoints beside it are of the run {found.spec['run_id']}: commits"
+        " of one run are not put on top of another. Bring back the journal"
+        f" that belongs to them, or move {self._journal.directory} away;"
+        " nothing was changed."
+      )
 
   def commit(
     self,
@@ -265,7 +352,8 @@ class Store:
       CheckpointError: the save before could not be finished, or this one not
         begun; the next call tries again.
     """
-    self._journal.drop_covered(self.checkpoints.latest() or 0)
+    # Not of the newest: should it be damaged, an older one must do.
+    self._journal.drop_covered(min(self.checkpoints.steps(), default=0))
     step = sum(f.version.n for f in state.fragments)  # Merges so far.
     if step == self._newest:
       return
@@ -321,6 +409,15 @@ class Store:
 def cut_path(run_dir: pathlib.Path, snapshot: int) -> pathlib.Path:
   """Where a run keeps the syncer's part of a cut."""
   return run_dir / "snapshots" / str(snapshot)
+
+
+def _versions(found: Restored) -> list[int]:
+  """Of the fragments, with the newest commit."""
+  states = saved.decode(tuple[FragmentState, ...], found.state["fragments"])
+  versions = [fragment.version.n for fragment in states]
+  if found.merged is not None:
+    versions[found.merged.fragment] = found.merged.version.n
+  return versions
 
 
 def _unpack(

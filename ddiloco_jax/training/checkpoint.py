@@ -116,6 +116,16 @@ class Checkpoints:
         return []
       return sorted(ocp.utils.checkpoint_steps(self.directory))
 
+  def set_aside(self, step: int) -> Path:
+    """Moves a step out of the way, to be looked at; says where it lies."""
+    self.close()
+    path = self.directory.with_name(f"{self.directory.name}.damaged")
+    path.mkdir(exist_ok=True)
+    number = 0
+    while (target := path / f"{step}-{number}").exists():
+      number += 1
+    return (self.directory / str(step)).rename(target)
+
   def restore(
     self, step: int, like: Mapping[str, Any] | None = None
   ) -> dict[str, Any]:
@@ -217,7 +227,7 @@ class Checkpoints:
       return {}
     with self._raising(f"read step {step}"):
       found = self._open().restore(step, args=ocp.args.Composite(**items))
-    return {name: found[name] for name in items}
+      return {name: found[name] for name in items}
 
   def _contents(self, step: int) -> dict[str, Any]:
     steps = self.steps()

@@ -112,7 +112,7 @@ def test_a_run_that_was_killed_in_its_end_comes_to_its_end(tmp_path):
     if line.state.end
   )
   killed = Store(str(tmp_path / "killed"), restore=False)
-  killed.begin("run-1")
+  killed.begin(record["run_id"])
   killed.save(tensors, in_its_end, record)
   killed.close()
 
