@@ -1,0 +1,119 @@
+"""Learners with certificates and tokens, and a service under attack."""
+
+import dataclasses
+import logging
+import random
+import threading
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+
+from ddiloco_jax.learner.client import Client
+from ddiloco_jax.protocol import events
+from ddiloco_jax.protocol.rules import Rules
+from ddiloco_jax.wire.options import WireConfig
+from scripts.fuzzing.attacks import Target, attack
+from tests.support.numpy_learner import NumpyLearner
+from tests.support.secured import secured, token_file
+from tests.support.served import Served, wait_for
+
+THETA = {"a": np.zeros((3, 4), np.float32), "b": np.zeros(10, np.float32)}
+RULES = Rules(
+  num_fragments=2,
+  cycle_steps=4,
+  max_open_rounds=1,
+  quorum=1,
+  lease_s=10.0,
+  max_learners=4,
+  num_shards=4,
+  min_deadline_s=0.5,
+)
+NAMES = ("ada", "bob", "mallory", "healthy")
+TOKENS = {name: f"the-token-of-{name}-0123456789" for name in NAMES}
+
+
+def tokens() -> str:
+  return token_file(*(f"{name} {token}" for name, token in TOKENS.items()))
+
+
+def test_a_learner_restarted_five_times_is_in_the_next_merge_each_time():
+  # [T9] No merge is without it: the quorum is both.
+  cfg = secured(WireConfig(), token_file=tokens())
+  rules = dataclasses.replace(RULES, quorum=2)
+  run = Served(THETA, rules, cfg=cfg, learner="bob")
+  clients = []
+
+  def start(name: str) -> NumpyLearner:
+    clients.append(Client(run.address, cfg, name))
+    learner = NumpyLearner(clients[-1], name, takeover=True)
+    learner.start()
+    return learner
+
+  bob = start("bob")
+  for _ in range(6):
+    ada = start("ada")
+    ada.wait_for(lambda ada=ada: ada.num_included() >= 2, 60.0)
+    ada.kill()
+    clients[-1].close()
+
+  incarnation, lives = 0, []
+  for effect in list(run.effects):
+    if isinstance(effect, events.Welcome) and effect.learner == "ada":
+      incarnation = effect.incarnation
+    if isinstance(effect, events.Merge) and incarnation not in lives:
+      merged = {(x.key.learner, x.key.incarnation) for x in effect.inputs}
+      assert ("ada", incarnation) in merged
+      lives.append(incarnation)
+  bob.kill()
+  clients[0].close()
+  run.close()
+
+  assert len(lives) == 6
+
+
+@hypothesis.settings(
+  max_examples=40,
+  deadline=None,
+  derandomize=True,
+  suppress_health_check=list(hypothesis.HealthCheck),
+)
+@hypothesis.given(seed=st.integers(0, 2**32))
+def play(target: Target, seed: int) -> None:
+  """Inputs as hypothesis draws them; a failing one is shrunk and named."""
+  rng = random.Random(seed)
+  for _ in range(3):
+    attack(rng, target)
+  assert not target.unexpected
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_a_syncer_under_attack_serves_on_and_keeps_nothing(caplog):
+  cfg = WireConfig(
+    call_timeout_s=1.0,
+    progress_timeout_s=1.0,
+    max_calls=64,
+    token_file=tokens(),
+  )
+  run = Served(THETA, RULES, cfg=cfg, learner="healthy")
+  healthy = NumpyLearner(run.sync, "healthy")
+  healthy.start()
+  healthy.wait_for(lambda: healthy.num_included() >= 2)
+  target = Target(run.address, TOKENS["mallory"])
+
+  with caplog.at_level(logging.ERROR):
+    play(target)
+  target.close()
+  included = healthy.num_included()
+  healthy.wait_for(lambda: healthy.num_included() >= included + 2)
+
+  def of_callers() -> list[str]:
+    names = [thread.name for thread in threading.enumerate()]
+    return [n for n in names if n in ("first-message", "reads-upload")]
+
+  wait_for(lambda: not of_callers(), 30.0)
+  assert not caplog.records
+  assert sum(target.num_inputs.values()) >= 100
+  healthy.kill()
+  run.close()

@@ -1,0 +1,137 @@
+"""What callers may hold open, and what those are told who want more."""
+
+import threading
+
+import grpc
+import pytest
+
+from ddiloco_jax.learner.client import Client
+from ddiloco_jax.protocol import events
+from ddiloco_jax.syncer import limits
+from ddiloco_jax.wire import headers, options
+from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
+from ddiloco_jax.wire.status import ServiceError
+from tests.conformance.test_conformance import RULES, THETA, delta, join
+from tests.support.served import Served, wait_for
+
+
+class Clock:
+  def __init__(self):
+    self.now = 0.0
+
+  def __call__(self) -> float:
+    return self.now
+
+
+@pytest.fixture
+def serve():
+  runs = []
+
+  def start(**settings) -> Served:
+    cfg = options.WireConfig(chunk_bytes=16, **settings)
+    runs.append(Served(THETA, RULES, cfg=cfg))
+    return runs[-1]
+
+  yield start
+  for run in runs:
+    run.close()
+
+
+def test_a_fleet_may_come_at_once_and_then_at_a_rate():
+  clock = Clock()
+  rate = limits.Rate(4.0, "joins", "wire.joins_per_s", clock)
+  for _ in range(40):
+    rate.take()
+
+  with pytest.raises(ServiceError, match=r"4 joins a second.*wire") as caught:
+    rate.take()
+  clock.now += 0.5
+  rate.take()
+  rate.take()
+  with pytest.raises(ServiceError):
+    rate.take()
+
+  assert caught.value.code == "RESOURCE_EXHAUSTED"
+  assert caught.value.is_worth_retrying
+
+
+def test_slots_are_of_one_caller_and_of_all():
+  slots = limits.Slots(3, "transfers", "wire.x", 2, "wire.y")
+
+  with slots.one("ada"), slots.one("ada"):
+    with (
+      pytest.raises(
+        ServiceError, match=r"2 transfers of learner 'ada'.*wire.y"
+      ),
+      slots.one("ada"),
+    ):
+      pass
+    with (
+      slots.one("bob"),
+      pytest.raises(ServiceError, match=r"3 transfers are open.*wire.x"),
+      slots.one("cyd"),
+    ):
+      pass
+  with slots.one("ada"), slots.one("ada"):
+    pass
+
+
+def test_a_join_beyond_the_rate_is_told_to_come_again(serve):
+  run = serve(joins_per_s=0.1)
+  join(run, "ada")
+
+  with pytest.raises(ServiceError, match=r"wire\.joins_per_s") as caught:
+    join(run, "bob")
+
+  assert caught.value.code == "RESOURCE_EXHAUSTED"
+  assert caught.value.retry_after_s == 1.0
+
+
+def test_watchers_are_bounded_and_learners_go_on_beside_them(serve):
+  run = serve(max_watchers=2, max_calls=8)
+  clients = [Client(run.address) for _ in range(3)]
+  watches = [client.watch(3600.0) for client in clients]
+  for watch in watches[:2]:
+    next(watch)
+
+  with pytest.raises(ServiceError, match=r"wire\.max_watchers") as caught:
+    next(watches[2])
+  voice = join(run, "ada")
+  result = voice.push(voice.pulled())
+  watches[0].close()
+  wait_for(lambda: _is_served(clients[2]))
+  for client in clients:
+    client.close()
+
+  assert caught.value.code == "RESOURCE_EXHAUSTED"
+  assert result.outcome == events.Outcome.ACCEPTED
+
+
+def _is_served(client: Client) -> bool:
+  try:
+    next(client.watch(3600.0))
+  except ServiceError:
+    return False
+  return True
+
+
+def test_a_push_that_stands_still_is_given_up_and_leaves_no_trace(serve):
+  run = serve(progress_timeout_s=0.5)
+  voice = join(run, "ada")
+  pull = voice.pulled()
+  over = threading.Event()
+
+  def parts():
+    yield pb.PushChunk(header=headers.reply_header_to_pb(voice.header(pull)))
+    yield bytes(delta(pull.fragment)[:16])
+    over.wait(30.0)
+
+  with pytest.raises(grpc.RpcError) as caught:
+    run.sync._call("PushFragment", "bulk")(parts())
+  over.set()
+  result = voice.push(pull)
+
+  assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+  assert "wire.progress_timeout_s" in caught.value.details()
+  assert run.all_of(events.PushBroken)
+  assert result.outcome == events.Outcome.ACCEPTED
