@@ -7,7 +7,7 @@
 Settings are overridden by --config.SECTION.NAME=VALUE; what all learners must
 agree on is set at the syncer. Exit codes: 0 the run ended well, 1 failure, 2
 bad usage, config or data, 3 another process took this learner's id, 5 no
-syncer was there.
+syncer was there, 9 it hung for run.stuck_s.
 """
 
 import logging
@@ -16,7 +16,7 @@ import pathlib
 from absl import flags
 
 from ddiloco_jax import config
-from ddiloco_jax.launch import exits, process
+from ddiloco_jax.launch import exits, process, watchdog
 
 _SYNCER = flags.DEFINE_string(
   "syncer", None, "HOST:PORT of the syncer; without it, plain training."
@@ -37,13 +37,13 @@ config.define_flag()
 
 
 def main() -> int:
-  # Imported here: the flags above answer --help before JAX is loaded.
-  from ddiloco_jax.launch import training
-
   with exits.edge():
     cfg = config.parsed()
   run_dir = pathlib.Path(_RUN_DIR.value or cfg.run.directory)
-  should_stop = process.stop_on_signals()
+  should_stop = watchdog.Watchdog(cfg.run.stuck_s, process.stop_on_signals())
+  # Imported here: the flags above answer --help before JAX is loaded.
+  from ddiloco_jax.launch import training
+
   if _SYNCER.value is None:
     loss = training.run_plain(cfg, run_dir, should_stop, _RESTORE.value)
     print(f"held-out loss {loss:.4f} nats per token; run directory {run_dir}")

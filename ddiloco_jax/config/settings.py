@@ -52,6 +52,9 @@ class RunConfig:
       merged replies, at learners what each step was taken with.
     connect_timeout_s: How long a learner looks for its syncer at the start.
     max_solo_s: How long a joined learner goes on without one.
+    stuck_s: A training process that passes no step boundary and no wait for so
+      long, its start, restore and compilation included, ends with a code of
+      its own; 0 for no such bound.
     state_address: Where a learner serves its inner optimizer's state to peers,
       HOST:PORT; "" for a free port of the address that reaches the syncer, "off"
       for nowhere.
@@ -77,6 +80,7 @@ class RunConfig:
   record_payloads: bool = False
   connect_timeout_s: float = 120.0
   max_solo_s: float = 3600.0
+  stuck_s: float = 1800.0
   state_address: str = ""
   recover_s: float = 30.0
 
@@ -90,6 +94,7 @@ class RunConfig:
       "checkpoint_every_steps",
       "recover_s",
       "snapshot_every_merges",
+      "stuck_s",
     ):
       _check(self, name, getattr(self, name) >= 0, "at least 0")
     for name in ("checkpoint_every_s", "connect_timeout_s"):

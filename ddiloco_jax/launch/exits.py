@@ -13,6 +13,7 @@ NO_SYNCER = 5
 IN_USE = 6
 WRITE_FAILED = 7
 SUPERSEDED = 8
+STUCK = 9
 
 MEANINGS = {
   OK: "it ended well, also when SIGTERM or SIGINT asked it to",
@@ -24,6 +25,7 @@ MEANINGS = {
   IN_USE: "the address or the run directory is in use",
   WRITE_FAILED: "a commit or a checkpoint could not be written",
   SUPERSEDED: "another syncer has taken over the run",
+  STUCK: "no step boundary for run.stuck_s: it hung",
 }
 
 

@@ -46,8 +46,12 @@ def check(state: State, event: events.Event) -> None:
 
 def _evicted(state: State, name: str) -> None:
   learner = state.learners.get(name)
-  if learner is None or learner.gone:
-    here = sorted(m.learner for m in state.learners.values() if not m.gone)
+  if learner is None or learner.nonce in learner.fenced_nonces:
+    here = sorted(
+      m.learner
+      for m in state.learners.values()
+      if m.nonce not in m.fenced_nonces
+    )
     raise ValueError(
       f"learner {name!r} is to be evicted and has no process in this run: name "
       f"one of {', '.join(here) or 'nobody, as none is here'}"

@@ -91,8 +91,7 @@ def _admit(
   nonces: tuple[str, ...] = ()
   resumed = old is not None and old.nonce == event.nonce
   if old is not None:
-    over = (n for n in (*old.fenced_nonces, old.nonce) if n != event.nonce)
-    nonces = tuple(over)[-4:]
+    nonces = tuple(n for n in membership.fenced(old) if n != event.nonce)
     if not resumed:
       membership.fence(turn, old, f"a new process of {event.learner} joined")
   shards.take(turn, event.learner, claimed)

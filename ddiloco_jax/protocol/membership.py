@@ -12,6 +12,8 @@ from ddiloco_jax.protocol.turn import Turn
 # A learner without a new step for longer than this, or ten steps, is not
 # training: long enough for a compilation or a checkpoint.
 TRAINING_S = 60.0
+# Processes of one id that are remembered as over: more than live at a time.
+MAX_FENCED = 64
 
 
 def is_valid_base(state: State | Turn, fragment: int, base: Version) -> bool:
@@ -138,13 +140,20 @@ def resume(turn: Turn, old: Learner, new: Learner) -> Learner:
 def evict(turn: Turn, event: events.EvictRequested) -> None:
   """Ends a process for good; another one may take its id."""
   learner = turn.learners.get(event.learner)
-  if learner is None or learner.gone:
+  if learner is None or learner.nonce in learner.fenced_nonces:
     return
+  if learner.gone:  # Suspended, it could come back.
+    _lose(turn, learner)
   fence(turn, learner, f"{event.learner} was evicted: {event.reason}")
   turn.count("evicted")
   learner = turn.learners[event.learner]
-  nonces = (*learner.fenced_nonces[-3:], learner.nonce)
-  turn.put(learner._replace(fenced_nonces=nonces))
+  turn.put(learner._replace(fenced_nonces=fenced(learner)))
+
+
+def fenced(learner: Learner) -> tuple[str, ...]:
+  """The processes of an id that do not join again, with its newest one."""
+  earlier = (n for n in learner.fenced_nonces if n != learner.nonce)
+  return (*earlier, learner.nonce)[-MAX_FENCED:]
 
 
 def _end(turn: Turn, learner: Learner) -> None:

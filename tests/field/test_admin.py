@@ -1,14 +1,15 @@
 """An admin drains a run and evicts learners, over gRPC."""
 
+import dataclasses
 import json
 
 import pytest
 
 from ddiloco_jax.cli import admin
 from ddiloco_jax.launch import exits
-from ddiloco_jax.protocol import events
+from ddiloco_jax.protocol import check, events
 from ddiloco_jax.wire.status import ServiceError
-from tests.protocol.by_hand import Hand
+from tests.protocol.by_hand import ONE, Hand
 from tests.support.over_grpc import (
   LoopLearner,
   learners,
@@ -93,3 +94,33 @@ def test_an_evicted_process_does_not_join_again():
   assert reject.code == "ABORTED"
   assert hand.state.counters["evicted"] == 1
   assert [type(e) for e in hand.join("ada", nonce="other")] == [events.Welcome]
+
+
+def test_no_evicted_process_is_forgotten_for_those_after_it():
+  hand = Hand()
+  for k in range(20):
+    hand.join("ada", nonce=f"n{k}", takeover=True)
+    hand.tell(events.EvictRequested(learner="ada", reason="it lies"))
+
+  (reject,) = hand.tell(events.Joined(learner="ada", nonce="n0", takeover=True))
+
+  assert reject.code == "ABORTED"
+
+
+def test_a_process_whose_shard_was_taken_is_evicted_too():
+  hand = Hand(dataclasses.replace(ONE, num_shards=1, max_learners=1))
+  hand.join("ada")
+  hand.report("ada")
+  hand.tick(20.0)
+  hand.join("bob")  # Takes the only shard; ada may come back.
+  event = events.EvictRequested(learner="ada", reason="it lies")
+  check.check(hand.state, event)
+  hand.tell(event)
+  hand.tick(20.0)
+
+  (reject,) = hand.tell(events.Joined(learner="ada", nonce="ada-0"))
+
+  assert reject.code == "ABORTED"
+  assert hand.totals("ada").pending.tokens == 0
+  with pytest.raises(ValueError, match="name one of bob"):
+    check.check(hand.state, event)

@@ -329,7 +329,8 @@ class NumpyLearner(threading.Thread):
       fresh, self._fresh = self._fresh, {}
     for p, (version, arrays, exact) in sorted(fresh.items()):
       known = self.versions.get(p)
-      if known is not None and version <= known and not exact:
+      is_older = known is not None and version.epoch < known.epoch
+      if (version == known and not exact) or is_older:
         continue
       alpha = 0.0 if exact or known is None else self._run.alpha
       for path, array in arrays.items():
