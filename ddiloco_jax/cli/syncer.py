@@ -4,20 +4,20 @@
 
 It prints and writes to RUN_DIR/address where it serves, and ends when the run
 does. Exit codes: 0 the run ended well, 1 failure, 2 bad usage or config, 4 too
-few learners for sync.quorum_timeout_s, 6 address or directory in use.
+few learners for sync.quorum_timeout_s, 6 address or directory in use, 7 a
+commit or a checkpoint could not be written, 8 another syncer has taken over.
 """
 
 import contextlib
 import dataclasses
 import logging
 import pathlib
-from collections.abc import Callable
 
 from absl import flags
 
 from ddiloco_jax import config
 from ddiloco_jax.launch import exits, process
-from ddiloco_jax.protocol.status import Status
+from ddiloco_jax.syncer.exporter import Exporter
 
 _ADDRESS = flags.DEFINE_string(
   "address",
@@ -63,29 +63,27 @@ def main() -> int:
     theta = arrays.load_arrays(_ARRAYS.value) if _ARRAYS.value else None
   run_dir = pathlib.Path(_RUN_DIR.value or cfg.run.directory)
   stop = process.stop_on_signals()
-  with (
-    syncing.serving(
-      cfg, run_dir, _ADDRESS.value, _RESTORE.value, theta
-    ) as served,
-    _exporting(served.run.syncer.status),
-  ):
+  with contextlib.ExitStack() as stack:
+    # First, as the address: a port that is taken leaves no run behind.
+    metrics = _exporter(stack)
+    served = stack.enter_context(
+      syncing.serving(cfg, run_dir, _ADDRESS.value, _RESTORE.value, theta)
+    )
+    if metrics is not None:
+      metrics.watch(served.run.syncer.status)
+      logging.info("metrics are at http://%s/metrics", metrics.address)
     print(f"syncer serves at {served.address}", flush=True)
     finished = served.run.run(stop.reason)
   logging.info("the run ended: %s", finished.reason)
   return finished.exit_code
 
 
-def _exporting(
-  status: Callable[[], Status],
-) -> contextlib.AbstractContextManager:
-  """Serves metrics while it is open, if a port was given."""
+def _exporter(stack: contextlib.ExitStack) -> Exporter | None:
   if _METRICS_PORT.value is None:
-    return contextlib.nullcontext()
-  from ddiloco_jax.syncer import exporter
-
-  served = exporter.Exporter(status, _METRICS_HOST.value, _METRICS_PORT.value)
-  logging.info("metrics are at http://%s/metrics", served.address)
-  return contextlib.closing(served)
+    return None
+  made = Exporter(_METRICS_HOST.value, _METRICS_PORT.value)
+  stack.callback(made.close)
+  return made
 
 
 def run() -> None:

@@ -32,10 +32,9 @@ _GAUGES = {
 
 
 class Exporter:
-  """Collects for one run, and watches what it waits for.
+  """Has an address from its making on, and tells of a run once it has one.
 
   Args:
-    status: Of the run, now.
     host: To serve on.
     port: 0 takes a free one.
 
@@ -46,8 +45,8 @@ class Exporter:
     InUse: the address cannot be listened on.
   """
 
-  def __init__(self, status: Callable[[], Status], host: str, port: int):
-    self._status = status
+  def __init__(self, host: str, port: int):
+    self._status: Callable[[], Status] | None = None
     self._waits: dict[str, float] = {}
     self._over = threading.Event()
     registry = CollectorRegistry(auto_describe=False)
@@ -60,13 +59,18 @@ class Exporter:
         " another --metrics_port; 0 takes a free one."
       ) from error
     self.address = f"{host}:{self._server.server_port}"
-    self._watching = threading.Thread(
-      target=self._watch, name="waits", daemon=True
-    )
-    self._watching.start()
+
+  def watch(self, status: Callable[[], Status]) -> None:
+    """Tells how a run stands from now on, and watches what it waits for."""
+    self._status = status
+    threading.Thread(
+      target=self._watch, args=(status,), name="waits", daemon=True
+    ).start()
 
   def collect(self) -> Iterator[Metric]:
     """The families of one scrape."""
+    if self._status is None:
+      return
     status = self._status()
     for name, (field, text) in _GAUGES.items():
       yield GaugeMetricFamily(
@@ -113,12 +117,11 @@ class Exporter:
     self._server.shutdown()
     self._server.server_close()
     self._serving.join()
-    self._watching.join()
 
-  def _watch(self) -> None:
+  def _watch(self, status: Callable[[], Status]) -> None:
     before = time.monotonic()
     while not self._over.wait(1.0):
-      kind, now = self._status().waiting_kind, time.monotonic()
+      kind, now = status().waiting_kind, time.monotonic()
       waits = dict(self._waits)  # Replaced whole: a scrape reads it.
       waits[kind] = waits.get(kind, 0.0) + now - before
       self._waits, before = waits, now

@@ -32,8 +32,10 @@ def scrape(address):
 def test_metrics_tell_of_learners_merges_tokens_bytes_and_waits(tmp_path):
   with (
     served_run(settings(quorum=2), tmp_path / "run") as run,
-    contextlib.closing(Exporter(run.status, "127.0.0.1", 0)) as exporter,
+    contextlib.closing(Exporter("127.0.0.1", 0)) as exporter,
   ):
+    assert not scrape(exporter.address)  # It tells of no run yet.
+    exporter.watch(run.status)
     wait_for(
       lambda: (
         ("ddiloco_wait_seconds_total", "learners") in scrape(exporter.address)
@@ -55,12 +57,9 @@ def test_metrics_tell_of_learners_merges_tokens_bytes_and_waits(tmp_path):
   assert found["ddiloco_wait_seconds_total", "learners"] >= 1.0
 
 
-def test_a_port_that_is_taken_is_said(tmp_path):
-  with (
-    served_run(settings(), tmp_path / "run") as run,
-    contextlib.closing(Exporter(run.status, "127.0.0.1", 0)) as exporter,
-  ):
+def test_a_port_that_is_taken_is_said():
+  with contextlib.closing(Exporter("127.0.0.1", 0)) as exporter:
     _, _, port = exporter.address.rpartition(":")
 
     with pytest.raises(InUse, match=port):
-      Exporter(run.status, "127.0.0.1", int(port))
+      Exporter("127.0.0.1", int(port))

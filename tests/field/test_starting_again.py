@@ -1,5 +1,6 @@
 """A run that is started a second time: ended, refused or killed too early."""
 
+import contextlib
 import signal
 import socket
 
@@ -10,6 +11,7 @@ from ddiloco_jax.launch import exits, syncing
 from ddiloco_jax.protocol import tape
 from ddiloco_jax.report import chronicle
 from ddiloco_jax.syncer.errors import InUse
+from ddiloco_jax.syncer.exporter import Exporter
 from ddiloco_jax.syncer.store import Store
 from tests.support.over_grpc import (
   THETA,
@@ -208,6 +210,21 @@ def test_a_malformed_address_is_bad_usage(tmp_path):
   assert code == exits.BAD_USAGE
   assert "'8470'" in syncer.said()
   assert "Traceback" not in syncer.said()
+
+
+def test_a_metrics_port_that_is_taken_leaves_no_run(tmp_path):
+  with (
+    contextlib.closing(Exporter("127.0.0.1", 0)) as exporter,
+    ending() as start,
+  ):
+    _, _, port = exporter.address.rpartition(":")
+    flags = ("--address=127.0.0.1:0", f"--metrics_port={port}")
+    syncer = start(command(tmp_path, *flags), tmp_path / "log")
+    code = syncer.wait(60.0)
+
+  assert code == exits.IN_USE
+  assert port in syncer.said()
+  assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
