@@ -156,7 +156,7 @@ def main() -> int:
   for reason in rare:
     print(f"reached {verdict['reached'][reason]} times: {reason}")
   if args.json:
-    print(json.dumps(verdict, indent=2))
+    print(json.dumps(verdict, indent=2, allow_nan=False))
   else:
     print(
       f"{verdict['schedules']} schedules, {verdict['events']} events, "
@@ -170,7 +170,7 @@ def _look_for_plants(args: argparse.Namespace) -> int:
   names = list(plants.PLANTS) if args.plant == "all" else [args.plant]
   found = [find_plant(name, args.seed, args.schedules) for name in names]
   if args.json:
-    print(json.dumps(found, indent=2))
+    print(json.dumps(found, indent=2, allow_nan=False))
   else:
     for plant in found:
       print(f"{plant['plant']}: found at {plant['found_at']}")

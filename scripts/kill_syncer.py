@@ -243,7 +243,7 @@ def main() -> int:
   args = parser.parse_args()
   with tempfile.TemporaryDirectory(prefix="kill-syncer-") as base:
     told = kill_all(pathlib.Path(base), args)
-  print(json.dumps(told) if args.json else json.dumps(told, indent=2))
+  print(json.dumps(told, indent=None if args.json else 2, allow_nan=False))
   return 0 if told["passed"] else 1
 
 

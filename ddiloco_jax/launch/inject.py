@@ -54,7 +54,7 @@ class Record:
 
   def write(self, what: str, at_s: float, **values: Any) -> None:
     line = {"what": what, "at_s": round(at_s, 4), **values}
-    self._file.write(json.dumps(line) + "\n")
+    self._file.write(json.dumps(line, allow_nan=False) + "\n")
 
   def close(self) -> None:
     self._file.close()

@@ -111,12 +111,12 @@ def run_spec(
 
 def _check_fixed(cfg: config.Config, saved: Mapping[str, Any]) -> None:
   """Refuses what may not change in a run: learners go on with what it was."""
-  now = config.to_dict(cfg)
+  now = json.loads(config.to_json(cfg))
   for name in _FIXED:
     section, _, only = name.partition(".")
     for key in [only] if only else sorted(now[section]):
       old, new = (x[section].get(key) for x in (saved, now))
-      if json.dumps(old) != json.dumps(new):
+      if old != new:
         raise ValueError(
           f"{section}.{key} is {new!r} and in the run to restore {old!r}: it"
           " may not change in a run, whose parameters, data positions and"

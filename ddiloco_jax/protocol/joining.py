@@ -134,6 +134,7 @@ def _reconnect(turn: Turn, event: events.Joined, old: Learner) -> None:
     old._replace(
       connected=True,
       live=True,
+      untimed=old.untimed or not old.live,
       heard_at=turn.now,
       max_replies=max(1, event.max_replies),
       state_address=event.state_address,

@@ -74,7 +74,7 @@ def hear(turn: Turn, learner: Learner) -> Learner:
   if not learner.live:
     learner = learner._replace(
       training=learner.waiting or learner.exhausted,
-      stepped_at=turn.now,  # Its silence is not a step's time.
+      untimed=True,
     )
   return turn.put(learner._replace(heard_at=turn.now, live=True))
 

@@ -31,8 +31,8 @@ def reported(turn: Turn, event: events.Reported) -> None:
   step_s, stepped_at, reported_t = old.step_s, old.stepped_at, old.reported_t
   if steps > 0:
     turn.stepped = True
-    # The gap of one that was lost, or stopped, is not a step's time.
-    if old.num_steps >= NUM_UNTIMED and old.live and not old.waiting:
+    is_timed = old.live and not (old.untimed or old.waiting)
+    if old.num_steps >= NUM_UNTIMED and is_timed:
       sample_s = (turn.now - stepped_at) / steps
       # A plain mean until the average is as long as its weight says.
       num_timed = old.num_steps - NUM_UNTIMED + steps
@@ -61,6 +61,7 @@ def reported(turn: Turn, event: events.Reported) -> None:
       step=max(event.step, old.step),
       step_s=step_s,
       stepped_at=stepped_at,
+      untimed=old.untimed and steps <= 0,
       num_steps=old.num_steps + max(steps, 0),
       reported_t=reported_t,
       counts=event.counts,

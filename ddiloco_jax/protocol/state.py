@@ -113,6 +113,7 @@ class Learner(NamedTuple):
     connected: Its control stream is open.
     gone: It left or was fenced; nothing of this incarnation is taken.
     num_steps: Steps seen of this process; the first two are not timed.
+    untimed: Its next report ends a silence, which is no step's time.
     step_s: Moving average of its step time; 0 before there is one.
     pacing_s: Its entry in `State.step_times`; 0 if it has none.
     reported_t: The t at which it last reported a new step.
@@ -141,6 +142,7 @@ class Learner(NamedTuple):
   gone: bool = False
   stepped_at: float = 0.0
   num_steps: int = 0
+  untimed: bool = False
   step_s: float = 0.0
   pacing_s: float = 0.0
   reported_t: int = -1

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddiloco_jax.protocol import events
+from ddiloco_jax.protocol.lines import dump
 from ddiloco_jax.syncer.inbox import Reply
 
 _log = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ class PayloadWriter:
           "num_bytes": len(reply.data),
           "crc32": zlib.crc32(reply.data),
         }
-        file.write(json.dumps(head, separators=(",", ":")).encode() + b"\n")
+        file.write(dump(head).encode() + b"\n")
         file.write(reply.data)
       file.flush()  # A killed syncer has lost nothing that it published.
     except OSError as error:

@@ -98,7 +98,7 @@ def main() -> None:
     "commit_share": round((commit - snapshot) / commit, 4),
     "num_rounds": len(seconds["commit"]),
   }
-  print(json.dumps(told) if args.json else json.dumps(told, indent=2))
+  print(json.dumps(told, indent=None if args.json else 2, allow_nan=False))
 
 
 if __name__ == "__main__":

@@ -108,7 +108,8 @@ def test_a_checkpoint_that_cannot_be_written(tmp_path, policy):
     told = versions(run)
 
   with syncer_run(cfg, tmp_path / "run", theta=THETA, restore=True) as run:
-    assert versions(run) == told
+    # A merge that was under way is durable, too.
+    assert all(a >= b for a, b in zip(versions(run), told))
 
 
 def versions(run: syncing.SyncerRun) -> list[int]:

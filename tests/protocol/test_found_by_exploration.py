@@ -132,6 +132,26 @@ def test_a_silence_that_a_heartbeat_ends_is_no_step_time():
   assert hand.state.step_s == before
 
 
+def test_steps_without_a_syncer_are_not_timed():
+  hand = Hand(ONE)
+  hand.join("L0")
+  for _ in range(4):
+    hand.now += 1.0
+    hand.report("L0")
+  restored = Hand(ONE, machine.restore(ONE, machine.save(hand.state)))
+  restored.incarnations, restored.steps = hand.incarnations, hand.steps
+  restored.counts, restored.bases = hand.counts, hand.bases
+  restored.join("L0", bases=tuple(hand.bases["L0"]))
+
+  restored.now += 0.1  # The run's clock stood still for 60 of its steps.
+  restored.report("L0", steps=60)
+  assert restored.state.step_s == 1.0
+  restored.now += 1.0
+  restored.report("L0")
+
+  assert restored.state.step_s == 1.0
+
+
 def test_who_missed_the_end_of_an_extended_run_loses_no_step():
   hand = Hand(FOUR)
   hand.join("L0")

@@ -14,7 +14,8 @@ def learner(name, **fields):
   known = {
     "nonce": name,
     "incarnation": 1,
-    "shard": 0,
+    "shards": (0,),
+    "reads": (0,),
     "joined_at": 0.0,
     "heard_at": 0.0,
     "step": 5,
