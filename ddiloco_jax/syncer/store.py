@@ -12,41 +12,25 @@ import fcntl
 import json
 import logging
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import optax
 
-from ddiloco_jax.algorithm import fragments, outer
+from ddiloco_jax.algorithm import fragments
 from ddiloco_jax.protocol import events, machine, saved
-from ddiloco_jax.protocol.state import FragmentState
-from ddiloco_jax.syncer import losses
+from ddiloco_jax.syncer import losses, restoring
 from ddiloco_jax.syncer.errors import InUse
 from ddiloco_jax.syncer.files import Files, OsFiles
 from ddiloco_jax.syncer.journal import Journal, Place
 from ddiloco_jax.syncer.merger import Tensors
+from ddiloco_jax.syncer.restoring import Restored
 from ddiloco_jax.syncer.tapes import Tapes
 from ddiloco_jax.training import checkpoint
 
 _log = logging.getLogger(__name__)
-
-
-class Restored(NamedTuple):
-  """What a restart goes on from.
-
-  Attributes:
-    tensors: Of the newest commit.
-    state: What `machine.save` gave, before `merged`.
-    merged: The newest commit; None if it is in `state`.
-    spec: Of the run.
-  """
-
-  tensors: Tensors
-  state: dict[str, Any]
-  merged: events.Merged | None
-  spec: dict[str, Any]
 
 
 class _Changed(NamedTuple):
@@ -183,10 +167,10 @@ class Store:
         published is lost, and that is not accepted.
     """
     found = self._read_newest(layout, tx)
-    found, doubts = self._add_commits(found)
+    found, self._place, doubts = restoring.add_commits(self._journal, found)
     losses.check(
       self.path,
-      _versions(found),
+      restoring.versions_of(found),
       doubts,
       self._journal.end,
       self._tapes.published,
@@ -202,7 +186,7 @@ class Store:
     unread = []
     for step in reversed(self.checkpoints.steps()):
       try:
-        found = self._read(step, layout, tx)
+        found = restoring.read_checkpoint(self.checkpoints, step, layout, tx)
       except checkpoint.CheckpointError as error:
         unread.append(f"{self.checkpoints.directory / str(step)}")
         self._damaged.append(step)
@@ -218,94 +202,6 @@ class Store:
       f"no checkpoint can be read; damaged: {', '.join(unread)}. Bring one back"
       " from a copy, or give another --run_dir; nothing was changed."
     )
-
-  def _read(
-    self,
-    step: int,
-    layout: fragments.Layout,
-    tx: optax.GradientTransformation,
-  ) -> Restored:
-    records = self.checkpoints.records(step)
-    spec = records["spec"]
-    machine.check_format(records["state"])
-    if spec["layout_digest"] != layout.digest():
-      raise ValueError(
-        f"the checkpoint at step {step} of {self.path} has the layout"
-        f" {spec['layout_digest']}, this config gives {layout.digest()}: P, the"
-        " model and its split may not change in a run. Use the config that is"
-        " in the directory."
-      )
-    theta = tuple(
-      {x.path: np.zeros(x.shape, np.float32) for x in layout.fragment(p)}
-      for p in range(layout.num_fragments)
-    )
-    like = _trees(Tensors(theta, tuple(outer.init(tx, t) for t in theta)))
-    trees = self.checkpoints.restore(step, like)
-    params = fragments.flatten(trees["params"])
-    tensors = Tensors(
-      tuple({path: params[path] for path in part} for part in theta),
-      tuple(trees["outer"][str(p)] for p in range(len(theta))),
-    )
-    return Restored(tensors, records["state"], None, spec)
-
-  def _add_commits(self, found: Restored) -> tuple[Restored, list[str]]:
-    """Puts the commits of the journal on top of a checkpoint.
-
-    Returns:
-      What was restored, and sentences: where commits after it may be lost.
-    """
-    versions = _versions(found)
-    newest: dict[int, list[np.ndarray]] = {}
-    last: dict[str, Any] | None = None
-    self._place = None
-    num_excused = 0  # Damage in what is there all the same.
-    gap: list[str] = []
-    for entry in self._journal.entries():
-      head = entry.head
-      if "format" in head:
-        self._check_same_run(head, entry.place, found)
-      fresh, at = list(versions), 0
-      if head["num_merges"] > sum(versions):
-        for p, n, _ in head.get("fragments", ()):
-          fresh[p] = n
-        if sum(fresh) != head["num_merges"]:
-          gap = [
-            f"after merge {sum(versions)} the journal goes on with merge"
-            f" {head['num_merges']}, in {self._journal.path(entry.place)}"
-          ]
-          break
-        for p, _, num in head["fragments"]:
-          newest[p] = entry.arrays[at : at + num]
-          at += num
-        versions, last = fresh, head
-      self._place = entry.place
-      num_excused = len(self._journal.damage)
-    for line in self._journal.damage[:num_excused]:
-      _log.warning("%s; what was in it is there all the same", line)
-    doubts = self._journal.damage[num_excused:] + gap
-    if last is None:
-      return found, doubts
-    machine.check_format(last["state"])
-    theta, outer_states = list(found.tensors.theta), list(found.tensors.outer)
-    for p, arrays in newest.items():
-      theta[p], outer_states[p] = _unpack(theta[p], outer_states[p], arrays)
-    return found._replace(
-      tensors=Tensors(tuple(theta), tuple(outer_states)),
-      state=last["state"],
-      merged=saved.decode(events.Merged, last["merged"]),
-    ), doubts
-
-  def _check_same_run(
-    self, head: dict[str, Any], place: Place, found: Restored
-  ) -> None:
-    if head["run_id"] != found.spec["run_id"]:
-      raise ValueError(
-        f"{self._journal.path(place)} is of the run {head['run_id']}, and the"
-        f" checkpoints beside it are of the run {found.spec['run_id']}: commits"
-        " of one run are not put on top of another. Bring back the journal"
-        f" that belongs to them, or move {self._journal.directory} away;"
-        " nothing was changed."
-      )
 
   def commit(
     self,
@@ -359,7 +255,7 @@ class Store:
       return
     self.checkpoints.save(
       step,
-      trees=_trees(tensors),
+      trees=restoring.trees_of(tensors),
       records={"state": machine.save(state), "spec": spec},
     )
     self._newest = step
@@ -379,7 +275,7 @@ class Store:
     with checkpoint.Checkpoints(path / "syncer") as saving:
       saving.save(
         0,
-        trees=_trees(tensors),
+        trees=restoring.trees_of(tensors),
         records={"state": machine.save(state), "spec": spec},
       )
     return str(path)
@@ -409,41 +305,3 @@ class Store:
 def cut_path(run_dir: pathlib.Path, snapshot: int) -> pathlib.Path:
   """Where a run keeps the syncer's part of a cut."""
   return run_dir / "snapshots" / str(snapshot)
-
-
-def _versions(found: Restored) -> list[int]:
-  """Of the fragments, with the newest commit."""
-  states = saved.decode(tuple[FragmentState, ...], found.state["fragments"])
-  versions = [fragment.version.n for fragment in states]
-  if found.merged is not None:
-    versions[found.merged.fragment] = found.merged.version.n
-  return versions
-
-
-def _unpack(
-  theta: Mapping[str, np.ndarray], state: Any, arrays: Sequence[np.ndarray]
-) -> tuple[dict[str, np.ndarray], Any]:
-  """A fragment of the arrays of a commit, in the structure of its like."""
-  leaves, structure = jax.tree.flatten(state)
-  paths = sorted(theta)
-  like = [*(theta[path] for path in paths), *leaves]
-  for one, other in zip(like, arrays, strict=True):
-    if (one.shape, one.dtype) != (other.shape, other.dtype):
-      raise ValueError(
-        f"the journal has an array of {other.dtype}{other.shape} where this"
-        f" config gives {one.dtype}{one.shape}: the model and the kind of outer"
-        " optimizer may not change in a run. Use the config that is in the"
-        " directory."
-      )
-  fresh = dict(zip(paths, arrays))
-  return fresh, jax.tree.unflatten(structure, arrays[len(theta) :])
-
-
-def _trees(tensors: Tensors) -> dict[str, Any]:
-  params = {
-    path: array for part in tensors.theta for path, array in part.items()
-  }
-  return {
-    "params": fragments.unflatten(params),
-    "outer": {str(p): state for p, state in enumerate(tensors.outer)},
-  }
