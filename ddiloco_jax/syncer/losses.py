@@ -1,4 +1,4 @@
-"""What was published and is not on disk any more: said, and never in silence."""
+"""What was published and is not on disk any more: never in silence."""
 
 import logging
 import pathlib

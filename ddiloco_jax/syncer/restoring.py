@@ -1,4 +1,4 @@
-"""What a restart goes on from: a checkpoint, and the journal's commits since."""
+"""What a restart goes on from: a checkpoint, and the commits since."""
 
 import logging
 from collections.abc import Mapping, Sequence
