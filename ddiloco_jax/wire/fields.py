@@ -14,6 +14,8 @@ from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError
 
 LEARNER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+# No scheme: who dials it connects to nothing but a TCP port.
+_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]{1,253}):(\d{1,5})")
 MAX_TEXT = 256  # Characters of a nonce, a secret or a name.
 
 FORMATS: dict[str, Any] = {
@@ -68,6 +70,16 @@ def natural(name: str, value: int) -> int:
   """A number that counts something."""
   if not 0 <= value <= MAX_COUNT:
     raise invalid(name, f"{value}; it is in 0..2^53")
+  return value
+
+
+def address_from_pb(name: str, value: str) -> str:
+  """HOST:PORT, or empty."""
+  found = _ADDRESS.fullmatch(value)
+  if value and not (found and 0 < int(found[1]) < 65536):
+    raise invalid(
+      name, f"{value[:MAX_TEXT]!r}; it is HOST:PORT, such as 10.0.0.1:8470"
+    )
   return value
 
 

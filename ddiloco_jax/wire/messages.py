@@ -186,7 +186,9 @@ def _hello_from_pb(hello: pb.Hello) -> port.Hello:
       fields.read_version("Hello.bases", base) for base in hello.bases
     ),
     max_replies=fields.natural("Hello.max_replies", hello.max_replies) or 1,
-    state_address=hello.state_address[: fields.MAX_TEXT],
+    state_address=fields.address_from_pb(
+      "Hello.state_address", hello.state_address
+    ),
     takes_shards=hello.takes_shards,
   )
 

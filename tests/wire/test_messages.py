@@ -393,3 +393,23 @@ def test_the_generated_messages_are_those_of_the_proto_file(tmp_path):
 
 def _nested_fields(message):
   return (field for nested in message.nested_type for field in nested.field)
+
+
+@pytest.mark.parametrize(
+  "address",
+  ["unix:/etc/passwd", "not an address", "h:0", "h:70000", "dns:///h:1", "h"],
+)
+def test_an_address_of_a_peer_is_a_host_and_a_port(address):
+  hello = pb.Hello(learner_id="ada", nonce="n", state_address=address)
+
+  with pytest.raises(ServiceError, match="state_address"):
+    messages.upward_from_pb(pb.LearnerMessage(hello=hello))
+
+
+@pytest.mark.parametrize("address", ["", "10.0.0.1:8470", "[::1]:1", "h-1.x:2"])
+def test_an_address_of_a_peer_is_kept(address):
+  hello = pb.Hello(learner_id="ada", nonce="n", state_address=address)
+
+  found = messages.upward_from_pb(pb.LearnerMessage(hello=hello))
+
+  assert found.state_address == address
