@@ -89,7 +89,7 @@ class SyncerRun:
         if self._payloads is not None:
           stack.callback(self._payloads.close)
       self.syncer = self._make_syncer(cfg, start, tx)
-      stack.callback(lambda: self._tape.close(self.syncer.close()))
+      stack.callback(self._close_syncer)
       if not self.store.has_progress:
         with exits.writing_checkpoints():
           self._save()
@@ -133,6 +133,13 @@ class SyncerRun:
   def close(self) -> None:
     """Ends threads, records and the lock."""
     self._closing.close()
+
+  def _close_syncer(self) -> None:
+    state = self.syncer.close()
+    try:
+      self._tape.close(state)
+    except OSError as error:
+      _log.error("the end of the tape is not written: %s", error)
 
   def _close_store(self) -> None:
     with exits.writing_checkpoints():
@@ -247,7 +254,13 @@ class SyncerRun:
     effects: tuple[events.Effect, ...],
     state: machine.State,
   ) -> None:
-    self._tape.append(event, effects, state)
+    try:
+      self._tape.append(event, effects, state)
+    except OSError as error:  # Nothing is decided that is not on the tape.
+      raise exits.WriteFailed(
+        f"the tape in {self.store.path} cannot be written: {error}. What was"
+        " published is durable: make room, and go on with --restore."
+      ) from error
     for effect in effects:
       if isinstance(effect, events.SnapshotOver) and not effect.reason:
         self.store.name_cut(effect)

@@ -304,3 +304,16 @@ def test_a_syncer_that_was_killed_while_it_started_restores(tmp_path):
     code = second.wait(30.0)
 
   assert code == exits.OK, second.said()
+
+
+def test_a_full_disk_that_the_tape_meets_first_has_its_code(tmp_path):
+  limit = ["bash", "-c", 'ulimit -f 60; exec "$@"', "limited"]  # KiB a file.
+  argv = [*limit, *command(tmp_path, "--address=127.0.0.1:0")]
+  with ending() as start:
+    syncer = start(argv, tmp_path / "log")
+    address = address_of(tmp_path / "run", syncer)
+    with learners(LoopLearner(address, "ada", paced(0.005))):
+      code = syncer.wait(60.0)
+
+  assert code == exits.WRITE_FAILED
+  assert "the tape in" in syncer.said()
