@@ -12,13 +12,14 @@ import socket
 import threading
 import time
 import uuid
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
 from google.protobuf import message_factory
 
-from ddiloco_jax.wire import messages, methods, port
+from ddiloco_jax.wire import codec, messages, methods, port
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from scripts.fuzzing import inputs
 
@@ -73,13 +74,18 @@ class Target:
       "format": run.up_format,
       "incarnation": self.known.get("incarnation", 1),
       "session_secret": self.known.get("session_secret", ""),
-      "num_bytes": 4 * spec.layout.num_params(0),
+      "num_bytes": codec.num_bytes(spec.layout.fragment(0), spec.up_format),
       "fragment": 0,
       "nonce": uuid.uuid4().hex,
       "takeover": True,
       "epoch": spec.epoch,
       "donor_id": "healthy",
       "interval_s": 0.1,
+      "steps": 1,
+      "tokens": 100,
+      "step": 1,
+      "counts": spec.layout.num_fragments,  # Of repeated ones, how many.
+      "reason": "fuzzing",
     }
 
   def call(self, name: str, request: Any, **settings: Any) -> Any:
@@ -133,6 +139,8 @@ def unary(rng: random.Random, target: Target) -> None:
 def join(rng: random.Random, target: Target) -> None:
   """A control stream: any words in any order, ended in any way."""
   words = []
+  if rng.random() < 0.3:
+    target.known["nonce"] = f"{rng.getrandbits(64):x}"  # The old one is fenced.
   if rng.random() < 0.8:
     hello = inputs.message(rng, pb.Hello, target.known)
     words.append(pb.LearnerMessage(hello=hello))
@@ -153,11 +161,10 @@ def push(rng: random.Random, target: Target) -> None:
     header=inputs.message(rng, pb.ReplyHeader, target.known)
   )
   size = target.known["num_bytes"] + rng.choice((0, 0, 0, 1, -1, 1000))
-  parts = [header]
-  parts += [pb.PushChunk(data=rng.randbytes(max(0, size)))] * rng.choice(
-    (0, 1, 1, 2)
-  )
-  parts.append(pb.PushChunk(trailer=pb.Trailer(crc32=rng.randrange(2**32))))
+  data = rng.randbytes(max(0, size))
+  parts = [header, *[pb.PushChunk(data=data)] * rng.choice((0, 1, 1, 2))]
+  crc32 = rng.choice((zlib.crc32(data), rng.randrange(2**32)))
+  parts.append(pb.PushChunk(trailer=pb.Trailer(crc32=crc32)))
   if rng.random() < 0.4:
     rng.shuffle(parts)
   if rng.random() < 0.3:

@@ -21,18 +21,26 @@ _STRINGS = (
 )
 
 
-def message(rng: random.Random, kind: Any, known: dict[str, Any]) -> Any:
+def message(
+  rng: random.Random,
+  kind: Any,
+  known: dict[str, Any],
+  wild: float | None = None,
+) -> Any:
   """A message of a kind.
 
   Args:
-    known: Field name -> a value that the service would take; used as often as
-      not.
+    known: Field name -> a value that the service would take.
+    wild: How often a field is left out, or has any value; drawn if not given.
   """
+  if wild is None:
+    wild = rng.choice((0.0, 0.05, 0.3, 0.8))
   made = kind()
+  for oneof in kind.DESCRIPTOR.oneofs:
+    _fill(rng, made, rng.choice(oneof.fields), known, wild)
   for field in kind.DESCRIPTOR.fields:
-    if rng.random() < 0.2 or (field.containing_oneof and rng.random() < 0.5):
-      continue
-    _fill(rng, made, field, known)
+    if field.containing_oneof is None and rng.random() >= wild / 2:
+      _fill(rng, made, field, known, wild)
   return made
 
 
@@ -55,26 +63,28 @@ def broken(rng: random.Random, data: bytes) -> bytes:
   return bytes(bad)
 
 
-def _fill(rng: random.Random, made: Any, field: Any, known: Any) -> None:
+def _fill(
+  rng: random.Random, made: Any, field: Any, known: dict[str, Any], wild: float
+) -> None:
+  is_wild = rng.random() < wild
   if field.is_repeated:
     if field.message_type and field.message_type.GetOptions().map_entry:
       getattr(made, field.name)[rng.choice(_STRINGS)] = rng.choice(_DOUBLES)
       return
-    num = rng.choice((0, 1, 2, 2, 2, 3, 500))
-    for _ in range(num):
+    num = known.get(field.name, 0)
+    for _ in range(rng.choice((0, 1, 2, 3, 500)) if is_wild else num):
       if field.message_type:
         kind = message_factory.GetMessageClass(field.message_type)
-        getattr(made, field.name).append(message(rng, kind, known))
+        getattr(made, field.name).append(message(rng, kind, known, wild))
       else:
         getattr(made, field.name).append(_scalar(rng, field))
-    return
-  if field.message_type:
+  elif field.message_type:
     kind = message_factory.GetMessageClass(field.message_type)
-    getattr(made, field.name).CopyFrom(message(rng, kind, known))
-  elif field.name in known and rng.random() < 0.8:
-    setattr(made, field.name, known[field.name])
-  else:
+    getattr(made, field.name).CopyFrom(message(rng, kind, known, wild))
+  elif is_wild:
     setattr(made, field.name, _scalar(rng, field))
+  elif field.name in known:
+    setattr(made, field.name, known[field.name])
 
 
 def _scalar(rng: random.Random, field: Any) -> Any:
