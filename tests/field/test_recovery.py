@@ -29,6 +29,10 @@ def versions(run):
   return [f.version.n for f in run.status().fragments]
 
 
+def incarnation_of(run, name):
+  return {x.learner: x.incarnation for x in run.status().learners}[name]
+
+
 def recoveries(run):
   lines = tape.Reader(run.directory / "tape.jsonl").lines()
   return [x.event for x in lines if isinstance(x.event, events.Recovered)]
@@ -365,7 +369,7 @@ def test_m5_a_fresh_learners_weights_never_become_the_global_ones(tmp_path):
         path: np.full(shape, 1e3, np.float32) for path, shape in SHAPES.items()
       }
       with learners(fresh):
-        wait_for(lambda: run.status().learners[0].incarnation >= 3)
+        wait_for(lambda: incarnation_of(run, "0") >= 3)
         old[1].kill()
         before = versions(run)
         hold.set()

@@ -131,7 +131,7 @@ class Served:
     )
 
 
-def wait_for(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+def wait_for(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
   """Blocks until something holds."""
   deadline = time.monotonic() + timeout_s
   while not condition():
