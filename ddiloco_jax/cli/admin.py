@@ -32,16 +32,7 @@ def make_parser() -> argparse.ArgumentParser:
     help="of the call (default: 10; of a snapshot 600)",
   )
   calling.add_flags(shared)
-  parser = argparse.ArgumentParser(
-    prog="python -m ddiloco_jax.cli.admin",
-    description=__doc__,
-    epilog="exit codes:\n"
-    + exits.table((exits.OK, exits.FAILED, exits.BAD_USAGE, exits.NO_SYNCER)),
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-    allow_abbrev=False,
-  )
-  add = parser.add_argument
-  add("address", metavar="HOST:PORT", help="of the syncer: RUN/address has it")
+  parser = calling.make_parser("admin", __doc__)
   verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
   verbs.add_parser("drain", parents=[shared], help="end the run in order")
   verbs.add_parser(
@@ -56,15 +47,11 @@ def main(argv: list[str] | None = None) -> int:
   parser = make_parser()
   flags = parser.parse_args(argv)
   timeout_s = flags.timeout_s or (600.0 if flags.verb == "snapshot" else 10.0)
-  try:
-    client = Client(flags.address, calling.wire_config(flags, timeout_s))
-  except ValueError as error:
-    parser.error(str(error))
+  client = calling.connect(parser, flags, timeout_s)
   try:
     values, sentence = act(client, flags)
   except ServiceError as error:
-    print(f"error: {error}", file=sys.stderr)
-    return exits.NO_SYNCER if error.is_worth_retrying else exits.FAILED
+    return calling.failed(error, flags.address)
   finally:
     client.close()
   print(json.dumps(values, allow_nan=False) if flags.json else sentence)

@@ -21,16 +21,8 @@ _FINISHED = "finished"
 
 
 def make_parser() -> argparse.ArgumentParser:
-  parser = argparse.ArgumentParser(
-    prog="python -m ddiloco_jax.cli.status",
-    description=__doc__,
-    epilog="exit codes:\n"
-    + exits.table((exits.OK, exits.FAILED, exits.BAD_USAGE, exits.NO_SYNCER)),
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-    allow_abbrev=False,
-  )
+  parser = calling.make_parser("status", __doc__)
   add = parser.add_argument
-  add("address", metavar="HOST:PORT", help="of the syncer: RUN/address has it")
   add("--watch", action="store_true", help="once a second, until the run ends")
   add("--json", action="store_true", help="one JSON object a line")
   add("--timeout_s", type=float, default=5.0, help="of the call (default: 5)")
@@ -41,25 +33,11 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
   parser = make_parser()
   flags = parser.parse_args(argv)
-  host, _, port = flags.address.rpartition(":")
-  if not (host and port.isdecimal()):
-    parser.error(f"{flags.address!r} is no HOST:PORT, such as 127.0.0.1:8470")
-  try:
-    client = Client(flags.address, calling.wire_config(flags, flags.timeout_s))
-  except ValueError as error:
-    parser.error(str(error))
+  client = calling.connect(parser, flags, flags.timeout_s)
   try:
     show(poll(client, flags.watch), flags.json)
   except ServiceError as error:
-    print(f"error: {error}", file=sys.stderr)
-    if not error.is_worth_retrying:
-      return exits.FAILED
-    print(
-      f"No syncer answers at {flags.address}. Is it running, and is that what"
-      " its RUN/address says?",
-      file=sys.stderr,
-    )
-    return exits.NO_SYNCER
+    return calling.failed(error, flags.address)
   except KeyboardInterrupt:
     pass
   finally:

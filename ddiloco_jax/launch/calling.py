@@ -4,8 +4,12 @@ import argparse
 import dataclasses
 import json
 import pathlib
+import sys
 
+from ddiloco_jax.launch import exits
+from ddiloco_jax.learner.client import Client
 from ddiloco_jax.wire.options import WireConfig
+from ddiloco_jax.wire.status import ServiceError
 
 _FLAGS = {
   "tls_ca": "speak TLS with a syncer whose certificate this CA signed",
@@ -14,6 +18,48 @@ _FLAGS = {
   "token_file": "tokens of learners (else $DDILOCO_TOKENS)",
   "admin_token_file": "tokens of admins (else $DDILOCO_ADMIN_TOKENS)",
 }
+
+
+def make_parser(name: str, about: str | None) -> argparse.ArgumentParser:
+  """A parser of a command that calls the syncer at its first argument."""
+  parser = argparse.ArgumentParser(
+    prog=f"python -m ddiloco_jax.cli.{name}",
+    description=about,
+    epilog="exit codes:\n"
+    + exits.table((exits.OK, exits.FAILED, exits.BAD_USAGE, exits.NO_SYNCER)),
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
+  )
+  parser.add_argument(
+    "address", metavar="HOST:PORT", help="of the syncer: RUN/address has it"
+  )
+  return parser
+
+
+def connect(
+  parser: argparse.ArgumentParser, flags: argparse.Namespace, timeout_s: float
+) -> Client:
+  """A client of the syncer that flags name; ends the process if they cannot."""
+  host, _, port = flags.address.rpartition(":")
+  if not (host and port.isdecimal()):
+    parser.error(f"{flags.address!r} is no HOST:PORT, such as 127.0.0.1:8470")
+  try:
+    return Client(flags.address, wire_config(flags, timeout_s))
+  except ValueError as error:
+    parser.error(str(error))
+
+
+def failed(error: ServiceError, address: str) -> int:
+  """Says on stderr why a call failed; returns the exit code."""
+  print(f"error: {error}", file=sys.stderr)
+  if not error.is_worth_retrying:
+    return exits.FAILED
+  print(
+    f"No syncer answers at {address}. Is it running, and is that what its"
+    " RUN/address says?",
+    file=sys.stderr,
+  )
+  return exits.NO_SYNCER
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -36,6 +36,14 @@ def test_a_drained_run_ends_as_on_a_signal(tmp_path, capsys):
   assert run.address in capsys.readouterr().out
 
 
+def test_an_address_that_is_none_is_refused_by_name(capsys):
+  with pytest.raises(SystemExit) as caught:
+    admin.main(["localhost", "drain"])
+
+  assert caught.value.code == exits.BAD_USAGE
+  assert "'localhost' is no HOST:PORT" in capsys.readouterr().err
+
+
 def test_an_evicted_process_is_fenced_and_its_id_is_free(tmp_path, capsys):
   with served_run(settings(quorum=1), tmp_path / "run") as run:
     ada = LoopLearner(run.address, "ada", paced(0.02))
