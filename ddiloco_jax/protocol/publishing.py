@@ -57,14 +57,18 @@ def _track_sync(turn: Turn, r: Round, version: events.Version) -> None:
 
 
 def publish(turn: Turn, r: Round, version: events.Version) -> None:
-  """Tells every live learner of a version, and what became of its reply."""
+  """Tells everybody on a stream of a version, and what became of its reply.
+
+  Also who is not live: it may have been silent for a while only, and could not
+  be asked again before it knows of the version that it was merged into.
+  """
   included = {reply.key.learner: reply.key for reply in r.replies}
   refused = {refusal.key.learner: refusal for refusal in r.refused}
   asked = {member.learner for member in r.members}
   receivers = tuple(
     _receiver(learner, r, included, refused, asked)
     for learner in turn.learners.values()
-    if learner.live and learner.connected
+    if learner.connected
   )
   turn.emit(
     events.Publish(

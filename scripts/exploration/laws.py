@@ -61,8 +61,8 @@ LAWS = {
   "once",
   "pace": "t never goes back, and advances by one, when K learners have "
   "stepped and it is time; only with the learners' own index otherwise",
-  "published to all": "a new version is told to every live learner on a "
-  "stream, with what became of its reply",
+  "published to all": "a new version is told to every learner on a stream, "
+  "with what became of its reply",
   "liveness": "who is live was heard within the lease; the cached counts count",
   "timers": "the next timer lies ahead, and every open round has one",
   "accepted positions": "the accepted position of a shard never goes back",
@@ -405,12 +405,10 @@ class Laws:
     told = [(r.learner, r.incarnation) for r in effect.receivers]
     for name, incarnation in told:
       m = after.learners[name]
-      if m.incarnation != incarnation or not m.live:
+      if m.incarnation != incarnation or not (m.live or m.connected):
         raise Broken("published to all", f"{effect}: {m}")
     there = [
-      (m.learner, m.incarnation)
-      for m in after.learners.values()
-      if m.live and m.connected
+      (m.learner, m.incarnation) for m in after.learners.values() if m.connected
     ]
     if not isinstance(event, events.Merged) or effect.exact:
       return

@@ -1,5 +1,7 @@
 """What scripts/explore.py has found, each from its shortest schedule."""
 
+import dataclasses
+
 from ddiloco_jax.protocol import check, events, machine, status
 from ddiloco_jax.protocol.events import Counts, Version
 from ddiloco_jax.protocol.rules import Rules
@@ -173,3 +175,21 @@ def test_who_missed_the_end_of_an_extended_run_loses_no_step():
   totals = status.account_totals(again.state, "L0", 0)
   assert totals.reported == totals.pending == Counts(4, 400)
   assert not totals.discarded
+
+
+def test_who_was_silent_is_told_of_what_was_merged_meanwhile():
+  # Of both contributors nothing was heard over a merge; their streams stayed
+  # open. They can be asked again only from the version that they are told of.
+  hand = Hand(dataclasses.replace(ONE, quorum=2))
+  for name in ("L0", "L1"):
+    hand.join(name)
+  for name in ("L0", "L1"):
+    hand.report(name)
+  for name in ("L0", "L1"):
+    hand.reply(name)
+  hand.tick(ONE.lease_s + 1.0)
+
+  publish = only(hand.merged(), events.Publish)
+
+  assert not any(m.live for m in hand.state.learners.values())
+  assert {r.learner for r in publish.receivers} == {"L0", "L1"}
