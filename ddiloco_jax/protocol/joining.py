@@ -157,7 +157,7 @@ def _reconnect(turn: Turn, event: events.Joined, old: Learner) -> None:
           fragment=asked.fragment,
           round=asked.round,
           attempt=asked.attempt,
-          reason=f"round {asked.round} still waits for {learner.learner}",
+          reason=f"round {asked.round} has no answer of {learner.learner} yet",
         )
       )
   if turn.end is None:

@@ -141,8 +141,7 @@ def applied(turn: Turn, event: events.Applied) -> None:
     turn.count("applied_stale")
     return
   learner = membership.adopt(turn, learner, p, event.version, event.counts)
-  if turn.end is not None:
-    _excuse(turn, learner, p)
+  _excuse(turn, learner, p)
   sync = turn.syncs.get(p)
   if sync is None or event.version.n < sync.version.n or not learner.training:
     return
@@ -157,18 +156,23 @@ def applied(turn: Turn, event: events.Applied) -> None:
 
 
 def _excuse(turn: Turn, learner: Learner, p: int) -> None:
-  """No flush round waits for a process that adopted before it answered.
+  """Nobody waits for a process that adopted before it began to answer.
 
-  It takes no more steps, so it will never have an answer.
+  After its round has closed, its answer would hold the first steps since the
+  adoption only, and keep it from being asked for more. In the end of a run it
+  takes no more steps, and will never have an answer.
   """
   r, asked = turn.round_of(p), turn.is_asked(learner, p)
-  member = Member(learner.learner, learner.incarnation)
-  if r is None or asked is None or member not in r.waiting:
+  if asked is None or asked.moved_at is not None:
     return
-  if asked.moved_at is not None:
-    return  # Its answer is under way.
+  if not asked.carried and turn.end is None:
+    return
   others = tuple(a for a in learner.asked if a is not asked)
   turn.put(learner._replace(asked=others))
+  turn.settle(learner.learner, p)
+  member = Member(learner.learner, learner.incarnation)
+  if r is None or member not in r.waiting:
+    return
   waiting = tuple(w for w in r.waiting if w != member)
   fresh = r._replace(waiting=waiting)
   if r.flush and (num := len(waiting) + len(r.replies)):
@@ -180,4 +184,3 @@ def _excuse(turn: Turn, learner: Learner, p: int) -> None:
   ):
     fresh = fresh._replace(quorum_at=turn.now, grace_end=turn.now)
   turn.put_round(r, fresh)
-  turn.settle(learner.learner, p)

@@ -76,7 +76,7 @@ def open_round(
 
 
 def _pull(turn: Turn, learner: Learner, r: Round, reason: str) -> None:
-  asked = Asked(r.fragment, r.round, r.attempt)
+  asked = Asked(r.fragment, r.round, r.attempt, turn.now)
   turn.put(learner._replace(asked=(*learner.asked, asked)))
   account = turn.account(learner.learner, r.fragment)
   key = (learner.incarnation, r.round, r.attempt)
@@ -145,17 +145,20 @@ def _close(turn: Turn, r: Round) -> None:
 
 
 def _dismiss(turn: Turn, r: Round) -> None:
-  """Carries the replies whose bytes still move; the others will be late."""
+  """Carries the replies that are still to be expected; others will be late.
+
+  Those whose bytes move. If the round is merged, also those that have not begun
+  yet: a link may take longer to bring a pull, or the first byte, than fast
+  peers to close the round. A round that is given up takes its pulls back.
+  """
   for name, _ in r.waiting:
     learner = turn.learners[name]
     asked = turn.is_asked(learner, r.fragment)
     if asked is None or asked.round != r.round:
       continue
     others = tuple(a for a in learner.asked if a is not asked)
-    moves = asked.moved_at is not None and (
-      turn.now - asked.moved_at < turn.deadline_s()
-    )
-    if moves:
+    may_come = asked.moved_at is not None or r.quorum_at is not None
+    if may_come and turn.now - asked.alive_at < turn.deadline_s():
       others = (*others, asked._replace(carried=True))
       uploads.watch_carried(turn, asked)
     turn.put(learner._replace(asked=others))

@@ -29,6 +29,7 @@ class Asked(NamedTuple):
   """A reply that is under way.
 
   Attributes:
+    at: When it was asked for.
     moved_at: When its bytes last moved, while an upload is open; else None.
     num_bytes: How many of them had arrived then.
     carried: Its round has closed; it enters a later one.
@@ -37,9 +38,15 @@ class Asked(NamedTuple):
   fragment: int
   round: int
   attempt: int
+  at: float
   moved_at: float | None = None
   num_bytes: int = 0
   carried: bool = False
+
+  @property
+  def alive_at(self) -> float:
+    """The last time that there was reason to expect it."""
+    return self.at if self.moved_at is None else self.moved_at
 
 
 class Reply(NamedTuple):

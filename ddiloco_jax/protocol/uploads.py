@@ -60,13 +60,13 @@ def _put_asked(
 
 def watch_carried(turn: Turn, asked: Asked) -> None:
   """Looks at a carried upload again when it would have stalled."""
-  at = (asked.moved_at or turn.now) + turn.deadline_s()
+  at = asked.alive_at + turn.deadline_s()
   if turn.carried_check_at is None or at < turn.carried_check_at:
     turn.carried_check_at = at
 
 
 def expire_carried(turn: Turn) -> None:
-  """Stops waiting for carried uploads whose bytes no longer move."""
+  """Stops waiting for carried uploads that do not begin, or do not move."""
   if turn.carried_check_at is None or turn.now < turn.carried_check_at:
     return
   turn.carried_check_at = None
@@ -74,7 +74,7 @@ def expire_carried(turn: Turn) -> None:
     for asked in learner.asked:
       if not asked.carried:
         continue
-      if turn.now - (asked.moved_at or 0.0) < turn.deadline_s():
+      if turn.now - asked.alive_at < turn.deadline_s():
         watch_carried(turn, asked)
         continue
       turn.count("carry_expired")

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from ddiloco_jax.protocol import events, ledger, machine, quorum
-from ddiloco_jax.protocol.events import Counts, Outcome, Version
+from ddiloco_jax.protocol.events import ZERO, Counts, Outcome, Version
 from ddiloco_jax.protocol.rules import Rules
 from tests.protocol.by_hand import FOUR, ONE, Hand, all_of, only
 
@@ -119,22 +119,111 @@ def test_grace_ends_early_when_every_member_has_replied():
 
 
 def test_grace_ends_at_its_window_and_the_straggler_is_late():
+  # It adopts what was merged without it before it has begun to answer.
   hand = asked()
   hand.reply("L0")
   end = hand.state.rounds[0].grace_end
   assert 0 < end - hand.now <= 1.0
 
   merge = only(hand.tick(end - hand.now), events.Merge)
+  receivers = only(hand.merged(), events.Publish).receivers
+  counts = hand.counts["L1"][0]
+  before = dict(hand.totals("L1").discarded).get(ledger.OVERWRITTEN, ZERO)
+  hand.apply("L1")
+  hand.report("L1")
   late = only(hand.reply("L1"), events.Resolved)
 
   assert [i.key.learner for i in merge.inputs] == ["L0"]
+  outcomes = {r.learner: r.outcome for r in receivers}
+  assert outcomes == {"L0": Outcome.INCLUDED, "L1": Outcome.CARRIED}
   assert late.outcome is Outcome.LATE
-  outcomes = {
-    r.learner: r.outcome for r in only(hand.merged(), events.Publish).receivers
-  }
-  assert outcomes == {"L0": Outcome.INCLUDED, "L1": Outcome.LATE}
+  lost = dict(hand.totals("L1").discarded)[ledger.OVERWRITTEN]
+  assert ledger.minus(lost, before) == counts
+  hand.apply("L0")
+  hand.until_asked(["L0", "L1"])  # It is not waited for any longer.
+
+
+def closed_without_l1() -> tuple[Hand, events.Pull, Version, Counts]:
+  """L0's reply has closed the round before L1 could begin to answer."""
+  hand = asked()
+  slow, base = hand.pull("L1"), hand.bases["L1"][0]
+  counts = hand.counts["L1"][0]
+  hand.reply("L0")
+  hand.tick(hand.state.rounds[0].grace_end - hand.now)
+  hand.merged()
+  hand.apply("L0")
+  return hand, slow, base, counts
+
+
+def test_a_reply_that_begins_after_its_round_is_carried_and_merged_once():
+  # A link may take longer than the grace window to bring the first byte.
+  hand, slow, base, counts = closed_without_l1()
+  before = hand.totals("L1")
+  hand.tick(2.0)
+  hand.push("L1", 0, slow)
   hand.apply("L1")
-  assert dict(hand.totals("L1").discarded)[ledger.LATE].steps >= 3
+  hand.push("L1", 1, slow)
+
+  told = only(hand.reply("L1", slow, base=base, counts=counts), events.Resolved)
+  hand.until_asked(["L0"])
+  merge = only(hand.reply("L0"), events.Merge)
+  hand.merged()
+
+  assert told.outcome is Outcome.CARRIED
+  assert slow.round in {i.key.round for i in merge.inputs}
+  merged = hand.totals("L1").merged
+  assert merged == ledger.plus(before.merged, counts)
+  again = hand.reply("L1", slow, base=base, counts=counts)
+  assert only(again, events.Resolved).outcome is Outcome.DUPLICATE
+
+
+def test_a_reply_that_does_not_begin_is_not_waited_for():
+  hand, slow, base, counts = closed_without_l1()
+  wait_s = 10 * hand.state.step_s
+  hand.tick(wait_s / 2)
+  assert hand.state.learners["L1"].asked
+
+  hand.tick(wait_s / 2 + 0.1)
+
+  assert not hand.state.learners["L1"].asked
+  assert hand.state.counters["carry_expired"] == 1
+  late = hand.reply("L1", slow, base=base, counts=counts)
+  assert only(late, events.Resolved).outcome is Outcome.LATE
+
+
+def test_a_learner_that_falls_silent_or_is_replaced_is_not_carried():
+  for end in (
+    lambda hand: hand.tick(hand.state.rules.lease_s + 0.1),
+    lambda hand: hand.join("L1", "L1-new", takeover=True),
+  ):
+    hand, slow, base, counts = closed_without_l1()
+
+    end(hand)
+
+    assert not hand.state.learners["L1"].asked
+    late = hand.reply("L1", slow, base=base, counts=counts)
+    assert only(late, events.Resolved).outcome is not Outcome.CARRIED
+
+
+def test_a_round_that_is_given_up_takes_its_pulls_back():
+  hand = pair()
+  hand.reply("L0")
+
+  hand.tick(TWO.min_deadline_s)
+
+  assert hand.of(events.GiveUp)
+  assert not hand.state.learners["L1"].asked
+  late = only(hand.reply("L1", hand.pull("L1")), events.Resolved)
+  assert late.outcome is Outcome.LATE
+
+
+def test_who_reconnects_is_asked_again_for_what_it_has_not_begun():
+  hand, slow, *_ = closed_without_l1()
+  hand.tell(events.Disconnected(**hand.where("L1")))
+
+  pull = only(hand.join("L1", bases=tuple(hand.bases["L1"])), events.Pull)
+
+  assert (pull.round, pull.attempt) == (slow.round, slow.attempt)
 
 
 def test_the_same_push_twice_counts_once_and_is_told_the_same():
