@@ -25,16 +25,21 @@ from tests.support.over_grpc import (
 from tests.support.served import wait_for
 
 
-def before_the_flush(quorum: int) -> Hand:
+def before_the_flush(quorum: int, *, asked: bool = False) -> Hand:
   """A version is published; bob had no part in it, and has not applied it.
 
-  Bob's steps since an older base make it a member of the next round.
+  Bob's steps since an older base make it a member of the next round, if it was
+  not asked already for this one.
   """
   hand = Hand(dataclasses.replace(FOUR, quorum=quorum))
   others = ("ada", "cyd")[:quorum]
-  for name in ("bob", *others):
+  early = ("bob", *others) if asked else others
+  for name in early:
     hand.join(name)
-  hand.until_asked(("bob", *others))
+  hand.until_asked(early)
+  if not asked:
+    hand.join("bob")
+    hand.report("bob")
   for name in others:
     hand.reply(name)
   for r in hand.state.rounds:
@@ -83,6 +88,17 @@ def test_the_flush_merges_what_the_others_answer(first):
 
   (merge,) = hand.of(events.Merge)[merges:]
   assert [item.key.learner for item in merge.inputs] == ["ada"]
+
+
+def test_the_flush_waits_for_a_carried_reply_only_while_it_can_come():
+  hand = before_the_flush(1, asked=True)
+  hand.apply("ada")
+  hand.tell(events.StopRequested(reason="enough"))
+  assert not hand.state.rounds
+
+  hand.apply("bob")
+
+  assert [e.fragment for e in hand.of(events.Publish) if e.exact] == [0]
 
 
 def test_an_answer_under_way_is_waited_for():
