@@ -16,6 +16,7 @@ event. With --min_reached, also if a reason was given less often.
 import argparse
 import collections
 import concurrent.futures
+import gc
 import json
 import multiprocessing
 import pathlib
@@ -35,6 +36,9 @@ _BATCH = 100  # Schedules that a process takes at once.
 def explore(seed: int, first: int, num: int) -> dict[str, Any]:
   """Plays schedules of consecutive indices; broken laws are listed."""
   reached, broken, num_events = Reached(), [], 0
+  gc.collect()
+  gc.freeze()  # What is imported is not looked at again,
+  gc.disable()  # and a schedule makes next to no cycles.
   for index in range(first, first + num):
     laws = Laws(reached)
     try:

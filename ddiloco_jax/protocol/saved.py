@@ -6,26 +6,29 @@ import functools
 import math
 import types
 import typing
+from collections.abc import Callable
 from typing import Any
 
 # Numbers that strict JSON has no word for.
 _WORDS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+_PLAIN = frozenset({int, str, bool, type(None)})
 
 
 def encode(value: Any) -> Any:
   """JSON values: a dataclass becomes an object, any tuple an array."""
-  if dataclasses.is_dataclass(value):
-    return {
-      f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)
-    }
-  if isinstance(value, enum.Enum):
-    return value.value
-  if isinstance(value, dict):
-    return {str(key): encode(item) for key, item in value.items()}
+  kind = type(value)
+  if kind in _PLAIN:
+    return value
+  if isinstance(value, float):
+    return value if math.isfinite(value) else str(value)
   if isinstance(value, tuple | list):
     return [encode(item) for item in value]
-  if isinstance(value, float) and not math.isfinite(value):
-    return str(value)
+  if isinstance(value, dict):
+    return {str(key): encode(item) for key, item in value.items()}
+  if isinstance(value, enum.Enum):
+    return value.value
+  if dataclasses.is_dataclass(kind):
+    return {name: encode(getattr(value, name)) for name in _kinds(kind)}
   return value
 
 
@@ -35,24 +38,27 @@ def decode(kind: Any, value: Any) -> Any:
   Raises:
     ValueError: They are none of that type; the field and the value are named.
   """
-  origin = typing.get_origin(kind)
+  return _decoder(kind)(value)
+
+
+@functools.cache
+def _decoder(kind: Any) -> Callable[[Any], Any]:
+  """What decodes values of a type; made once, as types are few."""
+  origin, parts = typing.get_origin(kind), typing.get_args(kind)
   if kind is Any:
-    return value
+    return lambda value: value
   if origin in (typing.Union, types.UnionType):
-    kinds = [k for k in typing.get_args(kind) if k is not type(None)]
-    return None if value is None else decode(kinds[0], value)
+    some = _decoder(next(k for k in parts if k is not type(None)))
+    return lambda value: None if value is None else some(value)
   if origin is tuple:
-    return _decode_tuple(typing.get_args(kind), value)
+    return functools.partial(_decode_tuple, parts)
   if origin is dict:
-    key_kind, item_kind = typing.get_args(kind)
-    items = _check(value, dict, "object").items()
-    return {key_kind(key): decode(item_kind, item) for key, item in items}
+    return functools.partial(_decode_dict, *parts)
   if dataclasses.is_dataclass(kind):
-    return decode_object(kind, value)
+    return functools.partial(decode_object, kind)
   if hasattr(kind, "_fields"):
-    items = _check(value, list | tuple, "array")
-    return decode_object(kind, dict(zip(_names(kind, items), items)))
-  return _decode_word(kind, value)
+    return functools.partial(_decode_row, kind)
+  return functools.partial(_decode_word, kind)
 
 
 def decode_object(kind: Any, values: Any, **known: Any) -> Any:
@@ -75,10 +81,21 @@ def decode_object(kind: Any, values: Any, **known: Any) -> Any:
     raise ValueError(f"fields are missing: {error}") from None
 
 
+def _decode_row(kind: Any, value: Any) -> Any:
+  items = _check(value, list | tuple, "array")
+  return decode_object(kind, dict(zip(_names(kind, items), items)))
+
+
+def _decode_dict(key_kind: Any, item_kind: Any, value: Any) -> dict[Any, Any]:
+  items = _check(value, dict, "object").items()
+  return {key_kind(key): decode(item_kind, item) for key, item in items}
+
+
 def _decode_tuple(kinds: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
   items = _check(value, list | tuple, "array")
   if len(kinds) == 2 and kinds[1] is Ellipsis:
-    kinds = (kinds[0],) * len(items)
+    each = _decoder(kinds[0])
+    return tuple([each(item) for item in items])
   if len(items) != len(kinds):
     raise ValueError(f"{_short(value)} has not {len(kinds)} elements")
   return tuple(decode(kind, item) for kind, item in zip(kinds, items))
