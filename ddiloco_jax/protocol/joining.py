@@ -89,11 +89,9 @@ def _admit(
   claimed: shards.Claim,
 ) -> None:
   nonces: tuple[str, ...] = ()
-  resumed = old is not None and old.nonce == event.nonce
   if old is not None:
     nonces = tuple(n for n in membership.fenced(old) if n != event.nonce)
-    if not resumed:
-      membership.fence(turn, old, f"a new process of {event.learner} joined")
+    membership.fence(turn, old, f"a new process of {event.learner} joined")
   shards.take(turn, event.learner, claimed)
   num = turn.rules.num_fragments
   incarnation = turn.next_incarnation
@@ -121,8 +119,6 @@ def _admit(
   )
   if event.learner not in turn.accounts:
     turn.own("accounts")[event.learner] = (ledger.Account(),) * num
-  if resumed and old is not None:
-    learner = membership.resume(turn, old, learner)
   turn.has_joined = True
   membership.wake_scan(turn, turn.now + turn.rules.lease_s)
   _welcome(turn, learner, reconnect=False)

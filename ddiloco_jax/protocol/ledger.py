@@ -217,17 +217,6 @@ def say(
   return account
 
 
-def resume(account: Account, old: int, new: int) -> Account:
-  """Spans that are not over go on under another incarnation."""
-  spans = tuple(
-    span._replace(incarnation=new)
-    if span.incarnation == old and not span.rest
-    else span
-    for span in account.spans
-  )
-  return account._replace(spans=spans)
-
-
 def settle(account: Account) -> Account:
   """Books every span that is over and that no pending reply covers."""
   if not any(span.rest and span.pending is None for span in account.spans):

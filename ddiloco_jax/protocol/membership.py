@@ -106,44 +106,11 @@ def fence(turn: Turn, learner: Learner, reason: str) -> None:
   _lose(turn, learner)
 
 
-def suspend(turn: Turn, learner: Learner, reason: str) -> None:
-  """Ends an incarnation whose process may come back, with the same bases.
-
-  Until then what it has not merged stays pending: the process goes on to count
-  from there.
-  """
-  if learner.gone:
-    return
-  turn.emit(
-    events.Fence(
-      learner=learner.learner, incarnation=learner.incarnation, reason=reason
-    )
-  )
-  _end(turn, learner)
-  for p in range(turn.rules.num_fragments):
-    turn.settle(learner.learner, p)
-
-
-def resume(turn: Turn, old: Learner, new: Learner) -> Learner:
-  """A process that was suspended goes on, as another incarnation."""
-  for p, base in enumerate(old.bases):
-    account = ledger.say(
-      turn.account(old.learner, p), old.incarnation, base, old.counts[p]
-    )
-    account = ledger.resume(account, old.incarnation, new.incarnation)
-    if base is not None:
-      account = ledger.begin(account, new.incarnation, base)
-    turn.put_account(old.learner, p, account)
-  return turn.put(new._replace(bases=old.bases))
-
-
 def evict(turn: Turn, event: events.EvictRequested) -> None:
   """Ends a process for good; another one may take its id."""
   learner = turn.learners.get(event.learner)
   if learner is None or learner.nonce in learner.fenced_nonces:
     return
-  if learner.gone:  # Suspended, it could come back.
-    _lose(turn, learner)
   fence(turn, learner, f"{event.learner} was evicted: {event.reason}")
   turn.count("evicted")
   learner = turn.learners[event.learner]

@@ -61,7 +61,7 @@ def take(turn: Turn, name: str, claimed: Claim) -> None:
     if other.learner == name:
       continue
     if shared := set(other.reads).intersection(claimed.reads):
-      membership.suspend(
+      membership.fence(
         turn, other, f"{name} took over its data shard {min(shared)}"
       )
     if set(other.shards).intersection(claimed.owned):

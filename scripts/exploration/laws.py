@@ -28,7 +28,8 @@ LAWS = {
   "no event raises": "the machine takes any event in any state",
   "a step is pure": "the same state and event give the same again",
   "honest words pass": "the service's check refuses no honest learner",
-  "every decision says why": "each effect carries a reason",
+  "every decision says why": "each effect carries a reason; a cut "
+  "only if it is not taken",
   "ledger": "reported = merged + discarded + pending, none negative, merged "
   "never more than reported, reported never less",
   "counted once": "a merge books exactly the counts of its replies as merged, "
@@ -66,6 +67,13 @@ LAWS = {
   "liveness": "who is live was heard within the lease; the cached counts count",
   "timers": "the next timer lies ahead, and every open round has one",
   "accepted positions": "the accepted position of a shard never goes back",
+  "shards": "a shard has one owner and one reader at most, and who is over "
+  "reads none",
+  "donors": "a donor is another process that is live, trains, and serves "
+  "its state",
+  "cuts": "a marker tells the newest versions to all that are live, while no "
+  "round is open; none opens until all hold them and the syncer has a copy; "
+  "a cut ends once",
   "the end": "an end is not taken back; it finishes with all books closed",
   "a state survives its disk": "save and load keep the digest",
   "status": "a status and its sentence can be made of every state",
@@ -120,6 +128,10 @@ class Laws:
     self._totals: dict[tuple[str, int], ledger.Totals] = {}
     self._said: dict[tuple[str, int], tuple[int, int]] = {}
     self._num_ended = 0
+    self._cut: events.Marker | None = None
+    self._awaited: set[tuple[str, int]] = set()
+    self._marked_at = 0.0
+    self._copied = False
     self._versions = [f.version for f in state.fragments]
     for name, row in state.accounts.items():
       for p, account in enumerate(row):
@@ -159,7 +171,8 @@ class Laws:
   ) -> None:
     """Raises Broken if a step of the machine broke a law."""
     self.num_events += 1
-    current = _speaker(before, event)
+    # A shard may be lent, and its late reader fenced, at the very event.
+    current = _speaker(before, event) if _speaker(after, event) else None
     if isinstance(event, events.Reported) and current:
       if event.step > current.step:
         self._stepped.add(event.learner)
@@ -170,6 +183,10 @@ class Laws:
       merged = self._versions_moved(before, event, after)
     else:
       self._versions_stand(before, after)
+    if isinstance(event, events.Captured):
+      self._captured(event)
+    if self._cut:
+      self._skip(after)
     for effect in effects:
       self._obeyed(before, event, after, effect)
     self._books(before, event, after, merged)
@@ -178,6 +195,8 @@ class Laws:
     self._paced(before, after)
     self._rounds(after)
     self._live(before, after)
+    if before.learners is not after.learners:
+      self._shards(after)
     self._time(before, after)
     if self.num_events % _SAMPLED_EVERY == 0:
       self.sampled(after)
@@ -231,7 +250,7 @@ class Laws:
     self, before: State, event: Event, after: State, effect: Effect
   ) -> None:
     """Books one effect, if it may be."""
-    if not effect.reason:
+    if not (effect.reason or isinstance(effect, events.SnapshotOver)):
       raise Broken("every decision says why", f"{effect}")
     if self.reached:
       self.reached.note(effect)
@@ -254,6 +273,21 @@ class Laws:
         open_ = {(r.fragment, r.round, r.attempt) for r in after.rounds}
         if (effect.fragment, effect.round, effect.attempt) in open_:
           raise Broken("rounds", f"given up, and open: {effect}")
+      case events.Shards():
+        # What is told may be fenced in the same step.
+        told = (
+          before.learners.get(effect.learner),
+          after.learners[effect.learner],
+        )
+        if not any(
+          m and m.incarnation == effect.incarnation and m.takes_shards
+          for m in told
+        ):
+          raise Broken("shards", f"{effect}: {told}")
+      case events.Marker():
+        self._marker(after, effect)
+      case events.SnapshotOver():
+        self._cut_over(effect)
       case events.Finished():
         again = isinstance(event, events.Joined) and _is_over(before)
         if (self._num_ended and not again) or self._buffers:
@@ -326,6 +360,8 @@ class Laws:
       if not again or event.learner != pull.learner or key in self._answers:
         raise Broken("pulls", f"sent before: {pull}")
       return
+    if self._cut and not self._is_held(after, self._cut):
+      raise Broken("cuts", f"{pull} while {self._cut} is not held by all")
     self._pulled.add(key)
     if len(learner.asked) > learner.max_replies:
       raise Broken("pulls", f"{learner.asked} of {learner.max_replies}")
@@ -342,6 +378,50 @@ class Laws:
     waits = rules.wait_for_publication or after.end is not None
     if rules.members == "reported" and not (waits or reported):
       raise Broken("members", f"{pull}: {learner} has not reported since")
+
+  def _marker(self, after: State, marker: events.Marker) -> None:
+    live = {
+      (m.learner, m.incarnation) for m in after.learners.values() if m.live
+    }
+    is_newest = marker.clock == tuple(self._versions)
+    if self._cut or set(marker.members) != live or not is_newest:
+      raise Broken("cuts", f"{marker}: {self._cut}, {live}, {self._versions}")
+    self._cut, self._copied = marker, False
+    self._awaited, self._marked_at = live, after.now
+
+  def _skip(self, after: State) -> None:
+    """Who is lost, or takes longer than a lease, is no part of a cut."""
+    late = after.now >= self._marked_at + after.rules.lease_s
+    members = (after.learners[name] for name, _ in self._awaited)
+    here = {(m.learner, m.incarnation) for m in members if m.live and not late}
+    self._awaited &= here
+
+  def _is_held(self, after: State, cut: events.Marker) -> bool:
+    """Whether nothing newer can get into a cut any more."""
+    return self._copied and all(
+      base is not None and base.n >= version.n
+      for name, _ in self._awaited
+      for base, version in zip(after.learners[name].bases, cut.clock)
+    )
+
+  def _captured(self, event: events.Captured) -> None:
+    if self._cut is None or self._cut.snapshot != event.snapshot:
+      return
+    if not self._copied and list(self._cut.clock) != self._versions:
+      raise Broken("cuts", f"{self._versions} are copied for {self._cut}")
+    self._copied = True
+
+  def _cut_over(self, effect: events.SnapshotOver) -> None:
+    cut, self._cut = self._cut, None
+    taken = not effect.reason
+    names = {name for name, _ in cut.members} if cut else set()
+    told = {*effect.learners, *(s.split(":")[0] for s in effect.skipped)}
+    if taken and (cut is None or not effect.path or told != names):
+      raise Broken("cuts", f"{effect} of {cut}")
+    if cut and effect.snapshot not in (0, cut.snapshot):
+      raise Broken("cuts", f"{effect} of {cut}")
+    if effect.snapshot == 0:
+      self._cut = cut
 
   def _merge(self, after: State, merge: events.Merge) -> None:
     p, rules = merge.fragment, after.rules
@@ -433,9 +513,7 @@ class Laws:
       if effect.incarnation <= self._last_incarnation:
         raise Broken("incarnations", f"{effect}")
       self._last_incarnation = effect.incarnation
-      old = before.learners.get(effect.learner)
-      is_same = old is not None and old.nonce == effect.nonce
-      for p in range(0 if is_same else len(effect.clocks)):
+      for p in range(len(effect.clocks)):
         total, _ = self._said.get((effect.learner, p), (0, 0))
         self._said[effect.learner, p] = (total, 0)
     for p, clock in enumerate(effect.clocks):
@@ -444,9 +522,14 @@ class Laws:
         raise Broken("restart", f"{effect}: clock {p} is not {expected}")
       if clock.merged_n != self._merged_n.get((effect.learner, p), 0):
         raise Broken("restart", f"{effect}: merged_n of {p}")
-    shards = [s for m in after.learners.values() for s in m.reads]
-    if len(set(shards)) < len(shards):
-      raise Broken("accepted positions", f"{effect}: a shard is held twice")
+    donor = effect.donor and after.learners[effect.donor.learner]
+    if donor and not (
+      donor.live
+      and donor.training
+      and donor.state_address
+      and donor.learner != effect.learner
+    ):
+      raise Broken("donors", f"{effect}: {donor}")
 
   # --- the state ----------------------------------------------------------------
 
@@ -609,6 +692,17 @@ class Laws:
     )
     if counted != cached:
       raise Broken("liveness", f"{counted}, cached {cached}")
+
+  def _shards(self, after: State) -> None:
+    owned, read = [], []
+    for m in after.learners.values():
+      owned += m.shards
+      read += m.reads
+      if m.gone and m.reads:
+        raise Broken("shards", f"{m} is over and reads")
+    for shards in (owned, read):
+      if len(set(shards)) < len(shards):
+        raise Broken("shards", f"one is held twice: {after.learners}")
 
   def _under_way(self, after: State, learner: Learner) -> None:
     if not learner.live:

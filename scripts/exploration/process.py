@@ -38,12 +38,26 @@ class Process:
     trained: Per fragment, steps taken in all.
     is_over: It does not join again.
     stalled: Its pushes do not move.
+    takes_shards: It is the project's own learner: it obeys `Shards` and serves
+      its state. Others read what they were welcomed with.
+    reading: The shards that it was told to read, not looked at yet.
+    returned: Shard -> where it stopped, of those that it gave up.
+    marker: A cut that it has not saved its part of.
+    recovered: Where its inner state is from, for a new stream.
   """
 
-  def __init__(self, slot: int, nonce: str, rules: Rules, max_replies: int):
+  def __init__(
+    self,
+    slot: int,
+    nonce: str,
+    rules: Rules,
+    *,
+    max_replies: int,
+    takes_shards: bool,
+  ):
     num = rules.num_fragments
     self.name, self.nonce, self.rules = f"L{slot}", nonce, rules
-    self.max_replies = max_replies
+    self.max_replies, self.takes_shards = max_replies, takes_shards
     self.incarnation = self.epoch = self.step = self.t = 0
     self.connected = self.is_over = self.stopped = False
     self.waiting = self.exhausted = self.said_end = False
@@ -65,6 +79,11 @@ class Process:
     self.pushes: list[Push] = []
     self.last_reply: events.Replied | None = None
     self.positions: tuple[Position, ...] = ()
+    self.reading: tuple[Position, ...] | None = None
+    self.returned: dict[int, int] = {}
+    self.marker: events.Marker | None = None
+    self.donor: events.Donor | None = None
+    self.recovered: events.Recovered | None = None
     self.starts: tuple[int, ...] = ()
 
   # --- the stream ---------------------------------------------------------------
@@ -79,6 +98,8 @@ class Process:
       takeover=takeover,
       bases=tuple(bases),
       max_replies=self.max_replies,
+      state_address=f"{self.name}:1" if self.takes_shards else "",
+      takes_shards=self.takes_shards,
     )
 
   def welcomed(
@@ -93,16 +114,12 @@ class Process:
     self.down.clear()
     if self.epoch != epoch:  # If the run still ends, it is said again.
       self.stopped = self.said_end = False
+      self.marker = None
     self.incarnation, self.epoch = welcome.incarnation, epoch
     self.connected, self.t = True, welcome.t
     self.starts = tuple(clock.n0 for clock in welcome.clocks)
     if not welcome.reconnect:
-      self.copies = {}
-      self.positions = welcome.positions
-      if self.reported:
-        self.reported = dataclasses.replace(
-          self.reported, positions=welcome.positions
-        )
+      self._begin(welcome)
     for p, clock in enumerate(welcome.clocks):
       newest = self.newest.get(p)
       if newest and self._is_rolled_back(p, newest):
@@ -113,8 +130,17 @@ class Process:
     for p, applied in self.applied.items():
       if not hello.bases or applied.version != hello.bases[p]:
         self.say(applied)
+    if self.recovered:
+      self.say(self.recovered)
     if self.reported:
       self.say(self.reported)
+
+  def _begin(self, welcome: events.Welcome) -> None:
+    """For the syncer it is a new process, maybe with other data shards."""
+    self.copies, self.returned, self.reading = {}, {}, None
+    self.positions, self.donor = welcome.positions, welcome.donor
+    self.counts = [ZERO] * len(self.counts)
+    self.boundaries, self.reported = {}, None
 
   def say(self, event: events.LearnerEvent) -> None:
     if self.connected:
@@ -141,6 +167,10 @@ class Process:
         name = (notice.round, notice.attempt)
         if pull and (pull.round, pull.attempt) == name:
           del self.pulls[p]
+      case events.Shards():
+        self.reading = notice.positions
+      case events.Marker():
+        self.marker = notice
       case events.Ending():
         self.stopped = True
       case events.Finished():
@@ -177,8 +207,11 @@ class Process:
       tokens: Of the step.
       mask: Which fragments are copied beside those that were pulled.
     """
+    self._change_shards()
     self.take()
+    self._mark(mask)  # What came after a marker is no part of its cut.
     self._adopt_held()
+    self._mark(mask)
     if not self.has_started or self.is_over:
       return
     if self.stopped:
@@ -187,8 +220,39 @@ class Process:
       if not self.waiting:
         self.waiting = True
         self._report()
+    elif not self.exhausted and not self.positions:
+      self.exhaust()  # All that it read was taken from it.
     elif not self.exhausted:
       self._step(tokens, mask)
+
+  def _change_shards(self) -> None:
+    if self.reading is None:
+      return
+    wanted, self.reading = dict(self.reading), None
+    reads = dict(self.positions)
+    for shard in reads.keys() - wanted.keys():
+      self.returned[shard] = reads.pop(shard)
+    for shard in wanted.keys() - reads.keys():
+      self.returned.pop(shard, None)
+      reads[shard] = wanted[shard]
+    self.positions = tuple(Position(*item) for item in sorted(reads.items()))
+
+  def _mark(self, number: int) -> None:
+    """Saves its part of a cut at the boundary at which it holds the clock."""
+    marker = self.marker
+    if marker is None or None in self.bases:
+      return
+    held = [base.n for base in self.bases if base]
+    wanted = [version.n for version in marker.clock]
+    if any(a < b for a, b in zip(held, wanted)):
+      return
+    self.marker = None
+    why = "" if held == wanted else "it trains from newer versions"
+    if number >> 8 & 7 == 7:
+      why = why or "its disk is full"
+    self.say(
+      events.MarkerDone(snapshot=marker.snapshot, saved=not why, reason=why)
+    )
 
   def exhaust(self) -> None:
     if self.has_started and not (self.stopped or self.exhausted):
@@ -216,7 +280,19 @@ class Process:
       if self.reported:
         self.reported = self._without(self.reported, p)
       self.say(applied)
-    self.has_started = self.has_started or None not in self.bases
+    if not self.has_started and None not in self.bases:
+      self.has_started = True
+      if any(base and base.n for base in self.bases):
+        self._say_recovered()
+
+  def _say_recovered(self) -> None:
+    """It joined a run under way, and has its inner state from somewhere."""
+    donor = self.donor
+    self.recovered = events.Recovered(
+      source="peer" if donor else "fresh",
+      donor=donor.learner if donor else "",
+    )
+    self.say(self.recovered)
 
   def _without(self, report: events.Reported, p: int) -> events.Reported:
     counts = list(report.counts)
@@ -241,7 +317,8 @@ class Process:
     self.waiting = False
     self.counts = [Counts(c[0] + 1, c[1] + tokens) for c in self.counts]
     self.trained = [n + 1 for n in self.trained]
-    self.positions = tuple(Position(s, b + 1) for s, b in self.positions)
+    (shard, batch), *others = self.positions  # One shard after the other.
+    self.positions = (*others, Position(shard, batch + 1))
     self._copy(mask)
     self._report()
 
@@ -267,7 +344,7 @@ class Process:
     for p in due:
       base, counts = self.bases[p], self.counts[p]
       if base is not None and counts.steps:
-        self.copies[p] = base, counts, self.positions
+        self.copies[p] = base, counts, tuple(sorted(self.positions))
 
   def _offer_last(self) -> None:
     if not self.said_end:
@@ -279,7 +356,8 @@ class Process:
     self.reported = events.Reported(
       step=self.step,
       counts=tuple(self.counts),
-      positions=self.positions,
+      positions=tuple(sorted(self.positions)),
+      returned=tuple(Position(*i) for i in sorted(self.returned.items())),
       boundaries=tuple(sorted(self.boundaries.items())),
       waiting=self.waiting,
       exhausted=self.exhausted,

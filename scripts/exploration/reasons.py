@@ -19,11 +19,15 @@ from ddiloco_jax.protocol import (
   machine,
   membership,
   publishing,
+  recovery,
   replies,
   rounds,
   schedule,
+  shards,
+  snapshots,
   uploads,
 )
+from ddiloco_jax.protocol.state import State
 
 # The modules that decide; `status` tells, `check` refuses before the machine.
 DECIDING = (
@@ -33,9 +37,12 @@ DECIDING = (
   machine,
   membership,
   publishing,
+  recovery,
   replies,
   rounds,
   schedule,
+  shards,
+  snapshots,
   uploads,
 )
 _NUMBER = re.compile(r"-?\d[\d.e+-]*|\binf\b|\bnan\b")
@@ -123,10 +130,17 @@ class Reached:
       for reason in {r.reason for r in effect.receivers}:
         if reason:
           self._note(reason)
+    elif isinstance(effect, events.SnapshotOver):
+      for text in effect.skipped:
+        self._note(text)
 
-  def note_counters(self, seen: dict[str, int]) -> None:
-    for name, num in seen.items():
+  def note_state(self, state: State) -> None:
+    """Counts what a schedule has led to."""
+    for name, num in state.counters.items():
       self.counts[f"counter {name}"] += num
+    for learner in state.learners.values():
+      if learner.recovered:
+        self._note(learner.recovered)
 
   def _note(self, reason: str) -> None:
     shape = _NUMBER.sub("0", reason)

@@ -23,6 +23,7 @@ _ORDINARY = {
   "fetch": 6.0,
   "push": 14.0,
   "merge": 10.0,
+  "capture": 4.0,
   "tick": 8.0,
   "wait": 5.0,
   "beat": 2.0,
@@ -36,11 +37,13 @@ _FAULTS = {
   "stall": 3.0,  # A reply begins to arrive, and stops, or goes on.
   "again": 2.0,  # A reply is pushed once more.
   "ghost": 3.0,  # A process that is over speaks.
-  "evil": 3.0,
+  "evil": 5.0,
   "exhaust": 0.6,
   "crash_syncer": 1.2,
-  "snapshot": 1.0,
+  "snapshot": 1.0,  # The syncer's state gets onto its disk.
+  "mark": 1.5,  # A consistent cut is asked for.
   "silence": 1.0,  # Time passes, and nobody speaks.
+  "linger": 0.8,  # For over a lease some train, some only beat, some are away.
   "stop": 0.4,
 }
 
@@ -59,6 +62,7 @@ class Settings(NamedTuple):
     tokens: Per step, of each slot.
     loudness: Norm per unit of learning rate, of each slot.
     max_replies: That a link states.
+    own: Of each slot, whether it runs the project's own learner.
     durable: Every commit is on disk before it is published.
     ending: The schedule ends in a calm in which a merge must come ("calm"), in
       silence ("silence"), or in an orderly end ("stop").
@@ -69,6 +73,7 @@ class Settings(NamedTuple):
   tokens: tuple[int, ...] = (100, 100, 100)
   loudness: tuple[float, ...] = (1.0, 1.0, 1.0)
   max_replies: int = 1
+  own: tuple[bool, ...] = (True, True, True)
   durable: bool = True
   ending: str = "stop"
 
@@ -103,12 +108,14 @@ def _draw_settings(rng: random.Random) -> Settings:
   loudness = [1.0] * num
   if rng.random() < 0.2:
     loudness[rng.randrange(num)] = 1e6
+  own = rng.choice((1.0, 1.0, 0.5, 0.0))
   return Settings(
     rules=rules,
     num_learners=num,
     tokens=tuple(tokens),
     loudness=tuple(loudness),
     max_replies=rng.choice((1, 1, 2, 3)),
+    own=tuple(rng.random() < own for _ in range(num)),
     durable=rng.random() < 0.6,
     ending=rng.choice(("calm", "silence", "stop", "stop")),
   )
@@ -133,7 +140,9 @@ def _draw_rules(rng: random.Random, num_learners: int) -> Rules:
     "num_syncer_steps": rng.choice((0, 0, 0, 8, 30)),
     "num_tokens": rng.choice((0, 0, 0, 0, 1000, 4000)),
     "max_learners": rng.choice((num_learners, num_learners, num_learners - 1)),
-    "num_shards": rng.choice((num_learners, num_learners, num_learners - 1)),
+    "num_shards": num_learners + rng.choice((-1, 0, 0, 2, num_learners)),
+    "shards_per_learner": rng.choice((1, 1, 2)),
+    "shard_lease_s": rng.choice((0.0, 6.0, 6.0, 20.0)),
     "wait_for_publication": waits,
   }
   if waits:

@@ -50,6 +50,7 @@ class World:
     self.ghosts: list[Process] = []
     self.streams: dict[tuple[str, int], Process] = {}
     self.merges: list[events.Merge] = []
+    self.captures: list[events.Captured] = []  # To come, in this order.
     self.committed = self.on_disk = self.state
     self.lingered = 0
     laws.begin(self.state)
@@ -154,8 +155,12 @@ class World:
         self.streams[effect.learner, effect.incarnation] = joining
       case events.Fence():
         self.streams.pop((effect.learner, effect.incarnation), None)
-      case events.Pull():
+      case events.Pull() | events.Shards():
         self._notify(effect.learner, effect.incarnation, effect)
+      case events.Marker(snapshot=number):
+        for name, incarnation in effect.members:
+          self._notify(name, incarnation, effect)
+        self.captures.append(events.Captured(snapshot=number))
       case events.Publish() | events.GiveUp():
         for receiver in effect.receivers:
           self._notify(receiver.learner, receiver.incarnation, effect)
@@ -191,7 +196,7 @@ class World:
     if self.is_finished:
       self.laws.finished(self.state)
     if self.laws.reached:
-      self.laws.reached.note_counters(self.state.counters)
+      self.laws.reached.note_state(self.state)
 
   def _calm(self) -> None:
     """Learners are honest, links whole: a merge comes, or the run ends."""
@@ -231,9 +236,11 @@ class World:
     return len(able) >= self.rules.quorum and alike and soon
 
   def _pass_time(self) -> None:
-    """Merges are done and timers fire, up to now."""
+    """Merges and copies are done and timers fire, up to now."""
     while self.merges:
       self.merge(0)
+    while self.captures:
+      self.capture(0)
     while (at := machine.next_timer(self.state)) is not None and at <= self.now:
       self.tell(events.Ticked())
 
@@ -259,7 +266,13 @@ class World:
 
   def _new_process(self, slot: int) -> Process:
     nonce = f"n{len(self.processes)}"
-    process = Process(slot, nonce, self.rules, self.settings.max_replies)
+    process = Process(
+      slot,
+      nonce,
+      self.rules,
+      max_replies=self.settings.max_replies,
+      takes_shards=self.settings.own[slot],
+    )
     self.processes.append(process)
     return process
 
@@ -276,6 +289,8 @@ class World:
     self._exchange(process)
     if more >> 9 & 3:
       self.merge(more)
+    if more >> 9 & 15 == 15:
+      self.capture(more)
 
   def _exchange(self, process: Process) -> None:
     while process.down:
@@ -400,6 +415,23 @@ class World:
           fragment=merge.fragment, round=merge.round, version=merge.version
         )
       )
+
+  def mark(self, number: int) -> None:
+    self.tell(events.SnapshotRequested())
+
+  def capture(self, number: int) -> None:
+    """The syncer's own part of a cut is copied; then it is on its disk."""
+    if not self.captures:
+      return
+    event = self.captures.pop(0)
+    self.tell(event)
+    if event.path or event.failure:
+      return
+    failure = "its disk is full" if number >> 4 & 7 == 7 else ""
+    path = "" if failure else f"cut {event.snapshot}"
+    self.captures.append(
+      events.Captured(snapshot=event.snapshot, path=path, failure=failure)
+    )
 
   def tick(self, number: int) -> None:
     at = machine.next_timer(self.state)
@@ -536,6 +568,7 @@ class World:
       self.told(f"{self.now:8.2f} the syncer is restored: {versions}")
     self.committed = self.on_disk = self.state
     self.merges.clear()
+    self.captures.clear()
     self.ghosts.clear()
     for process in self.streams.values():
       process.lose_stream()
@@ -549,6 +582,23 @@ class World:
   def silence(self, number: int) -> None:
     self.now += _SILENCES_S[number % len(_SILENCES_S)]
     if number >> 8 & 3:
+      self.tell(events.Ticked())
+
+  def linger(self, number: int) -> None:
+    """Longer than a lease, each learner is away, only beats, or trains."""
+    modes = [number >> 2 * slot & 3 for slot in range(len(self.slots))]
+    if number >> 11 & 3 == 3:
+      self.mark(0)
+    merges = 0 if number >> 13 & 3 == 3 else 3 << 9  # Of `flow`'s number.
+    for turn in range(6):
+      self.now += self.rules.lease_s * 0.3
+      for slot, process in enumerate(self.slots):
+        if modes[slot] == 1:
+          process.say(events.Heard())
+          while process.up:
+            self._up(process)
+        elif modes[slot] > 1 or (turn == 5 and number >> 15 & 1):
+          self.flow(slot + len(self.slots) * (merges | 15 << 4))
       self.tell(events.Ticked())
 
   def stop(self, number: int) -> None:

@@ -12,7 +12,7 @@ TWO_SHARDS = Rules(
 )
 
 
-def suspend_l0(hand: Hand) -> None:
+def fence_l0(hand: Hand) -> None:
   """L0 falls silent after a step; L2 takes its shard; L1 leaves."""
   hand.join("L0")
   hand.report("L0")
@@ -23,7 +23,7 @@ def suspend_l0(hand: Hand) -> None:
 
 
 def come_back(hand: Hand) -> list:
-  """L0's process, which has trained on, joins again."""
+  """L0's process joins again, from the base that it had."""
   effects = hand.tell(
     events.Joined(learner="L0", nonce="L0-0", bases=tuple(hand.bases["L0"]))
   )
@@ -32,22 +32,23 @@ def come_back(hand: Hand) -> list:
   return effects
 
 
-def test_a_process_that_lost_its_shard_counts_no_step_twice():
+def test_a_process_that_lost_its_shard_starts_over_and_no_step_is_lost():
   hand = Hand(TWO_SHARDS)
-  suspend_l0(hand)
+  fence_l0(hand)
 
   come_back(hand)
+  hand.counts["L0"] = [Counts(0, 0)]
   hand.report("L0", steps=2)
 
   totals = hand.totals("L0")
   assert totals.reported == Counts(3, 300)
-  assert totals.pending == Counts(3, 300)
-  assert not totals.discarded
+  assert totals.pending == Counts(2, 200)
+  assert totals.discarded == (("learner_lost", Counts(1, 100)),)
 
 
 def test_what_a_process_had_that_never_came_back_is_lost():
   hand = Hand(TWO_SHARDS)
-  suspend_l0(hand)
+  fence_l0(hand)
 
   hand.join("L0", "another")
 
@@ -57,7 +58,7 @@ def test_what_a_process_had_that_never_came_back_is_lost():
 
 def test_a_process_that_was_admitted_again_may_reconnect():
   hand = Hand(TWO_SHARDS)
-  suspend_l0(hand)
+  fence_l0(hand)
   come_back(hand)
   hand.tell(events.Disconnected(**hand.where("L0")))
 
@@ -71,7 +72,7 @@ def test_a_process_that_was_admitted_again_may_reconnect():
 def test_a_process_that_is_admitted_again_keeps_its_own_index():
   rules = Rules(num_fragments=1, cycle_steps=4, max_ahead=3, num_shards=2)
   hand = Hand(rules)
-  suspend_l0(hand)
+  fence_l0(hand)
   hand.report("L2", steps=9)
   assert hand.state.t > hand.steps["L0"] + 1
 
