@@ -30,6 +30,12 @@ _TAKEOVER = flags.DEFINE_bool(
 _RESTORE = flags.DEFINE_bool(
   "restore", False, "Go on from this process's newest checkpoint."
 )
+_SNAPSHOT = flags.DEFINE_string(
+  "snapshot",
+  None,
+  "RUN_DIR/snapshots/ID: go on from this learner's part of it, in a run whose"
+  " syncer was started from the same.",
+)
 _RUN_DIR = flags.DEFINE_string(
   "run_dir", None, "Where to write; config.run.directory if not given."
 )
@@ -45,6 +51,12 @@ def main() -> int:
   from ddiloco_jax.launch import training
 
   if _SYNCER.value is None:
+    with exits.edge():
+      if _SNAPSHOT.value:
+        raise ValueError(
+          f"--snapshot={_SNAPSHOT.value} without --syncer: plain training has"
+          " checkpoints only. Use --restore."
+        )
     loss = training.run_plain(cfg, run_dir, should_stop, _RESTORE.value)
     print(f"held-out loss {loss:.4f} nats per token; run directory {run_dir}")
     return 0
@@ -62,6 +74,7 @@ def main() -> int:
       should_stop,
       _RESTORE.value,
       joint.recovery,
+      pathlib.Path(_SNAPSHOT.value) if _SNAPSHOT.value else None,
     )
   finally:
     joint.close()

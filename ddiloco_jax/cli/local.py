@@ -17,6 +17,7 @@ from rich.console import Console
 
 from ddiloco_jax.launch import exits, failures, local, plan
 from ddiloco_jax.launch.run import RESTARTS, LaunchConfig, Run
+from ddiloco_jax.syncer import manifest
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -63,6 +64,12 @@ def make_parser() -> argparse.ArgumentParser:
     help="go on with the run that is in --run_dir",
   )
   add(
+    "--snapshot",
+    type=pathlib.Path,
+    metavar="OLD_RUN_DIR/snapshots/ID",
+    help="begin a new run from this snapshot of another one; latest for ID",
+  )
+  add(
     "--record_payloads",
     action="store_true",
     help="keep what a replay of the tensors needs (cli.replay --theta)",
@@ -81,6 +88,7 @@ def main(argv: list[str] | None = None) -> int:
   screen = local.Screen(Console(soft_wrap=True))
   try:
     kills = tuple(failures.parse_kill(k, flags.learners) for k in flags.kill)
+    cut = manifest.find(flags.snapshot) if flags.snapshot else None
     processes = plan.plan_run(
       plan.RunPlan(
         config=flags.config,
@@ -90,6 +98,7 @@ def main(argv: list[str] | None = None) -> int:
         overrides=tuple(overrides),
         owned=owned_names() if overrides else (),
         restore=flags.restore,
+        snapshot=cut,
       )
     )
     policy = LaunchConfig(restart=flags.restart)

@@ -30,6 +30,11 @@ _RUN_DIR = flags.DEFINE_string(
 _RESTORE = flags.DEFINE_bool(
   "restore", False, "Go on from the newest checkpoint in the run's directory."
 )
+_SNAPSHOT = flags.DEFINE_string(
+  "snapshot",
+  None,
+  "OLD_RUN_DIR/snapshots/ID, or /latest: a new run in --run_dir goes on from it.",
+)
 _ARRAYS = flags.DEFINE_string(
   "layout_arrays",
   None,
@@ -67,7 +72,14 @@ def main() -> int:
     # First, as the address: a port that is taken leaves no run behind.
     metrics = _exporter(stack)
     served = stack.enter_context(
-      syncing.serving(cfg, run_dir, _ADDRESS.value, _RESTORE.value, theta)
+      syncing.serving(
+        cfg,
+        run_dir,
+        _ADDRESS.value,
+        _RESTORE.value,
+        theta,
+        pathlib.Path(_SNAPSHOT.value) if _SNAPSHOT.value else None,
+      )
     )
     if metrics is not None:
       metrics.watch(served.run.syncer.status)

@@ -1,17 +1,24 @@
-"""A learner's parts of consistent cuts: written aside, told when on disk.
+"""A learner's parts of consistent cuts: written aside, and gone on from.
 
 They lie beside its checkpoints, in snapshots/ID, and are never rotated away.
-(arXiv 2604.21428, App. E.)
+One without its seal is not whole. (arXiv 2604.21428, App. E.)
 """
 
+import logging
 import pathlib
 import threading
 from collections.abc import Callable
-from typing import Any
 
-from ddiloco_jax.training import trainer
+import numpy as np
+
+from ddiloco_jax.algorithm import fragments
+from ddiloco_jax.learner import part as parts
+from ddiloco_jax.syncer import manifest
+from ddiloco_jax.training import seal, trainer
 from ddiloco_jax.training.checkpoint import CheckpointError, Checkpoints
+from ddiloco_jax.wire import port
 
+_log = logging.getLogger(__name__)
 Tell = Callable[[str | None], None]
 
 
@@ -28,19 +35,20 @@ class Cuts:
     self._model = model
     self._thread: threading.Thread | None = None
 
-  def save(
-    self, snapshot: int, step: int, progress: dict[str, Any], tell: Tell
-  ) -> None:
+  def save(self, part: parts.Part, tell: Tell) -> None:
     """Copies the state now, and tells from a thread once it is on disk."""
-    saving = Checkpoints(self._directory / "snapshots" / str(snapshot))
+    path = _path(self._directory, part.record.snapshot)
+    saving = Checkpoints(path)
+    beside = {"bases": _tree(part.bases), "copies": _tree(part.copies)}
+    record = parts.to_json(part.record)
     try:
-      self._model.save(saving, step, progress)
+      self._model.save(saving, 0, record, beside)
     except (CheckpointError, ValueError) as error:
       saving.close()
       tell(str(error))
       return
     self._thread = threading.Thread(
-      target=_finish, args=(saving, tell), name="cut", daemon=True
+      target=_finish, args=(saving, path, tell), name="cut", daemon=True
     )
     self._thread.start()
 
@@ -50,10 +58,112 @@ class Cuts:
       self._thread.join()
 
 
-def _finish(saving: Checkpoints, tell: Tell) -> None:
+def restore(
+  snapshot: pathlib.Path,
+  learner: str,
+  run: port.RunSpec,
+  model: trainer.Trainer,
+) -> parts.Part | None:
+  """Puts a learner's train state of a cut into a model.
+
+  Args:
+    snapshot: RUN/snapshots/ID of the run that was cut, or "latest" for ID: the
+      one that the syncer began from.
+    learner: Its id.
+    run: That it is to take part in.
+    model: Its trainer.
+
+  Returns:
+    The rest of its part; None if it has none here: it is a newcomer.
+
+  Raises:
+    ValueError: the run began from another snapshot, or from none; the part is
+      damaged, or of another model or release.
+  """
+  number = run.origin_snapshot
+  if not run.origin_run_id or snapshot.name not in (
+    str(number),
+    manifest.LATEST,
+  ):
+    began = f"snapshot {number} of run {run.origin_run_id}"
+    raise ValueError(
+      f"--snapshot={snapshot} and the run {run.run_id} do not fit: the syncer"
+      f" began {'from ' + began if run.origin_run_id else 'afresh'}. Start"
+      " syncer and learners from one snapshot, or leave --snapshot out here."
+    )
+  path = _path(manifest.run_dir_of(snapshot) / "learners" / learner, number)
+  if not path.exists():
+    _log.warning(
+      "learner %s has no part of snapshot %d here (%s): it was not in the cut,"
+      " or its part is on another host; it joins as a newcomer",
+      learner,
+      number,
+      path,
+    )
+    return None
+  seal.check(path)
+  with Checkpoints(path, read_only=True) as saved:
+    return _read(saved, path, run, model)
+
+
+def _read(
+  saved: Checkpoints,
+  path: pathlib.Path,
+  run: port.RunSpec,
+  model: trainer.Trainer,
+) -> parts.Part:
+  try:
+    record = parts.from_json(saved.records(0)["progress"])
+  except ValueError as error:
+    raise ValueError(
+      f"{path} was saved by another release: {error}. Go on with the release"
+      " that wrote it."
+    ) from error
+  if record.run_id != run.origin_run_id:
+    raise ValueError(
+      f"{path} is of run {record.run_id}, and the syncer began from a snapshot"
+      f" of run {run.origin_run_id}: give --snapshot in that run's directory."
+    )
+  model.restore(saved, 0)
+  layout = run.layout
+  like = {
+    "bases": {str(p): _blank(layout, p) for p in range(len(record.anchors))},
+    "copies": {
+      str(copied.fragment): _blank(layout, copied.fragment)
+      for copied in record.copies
+    },
+  }
+  found = saved.restore(0, like)
+  return parts.Part(
+    record=record,
+    bases=_arrays(found["bases"]),
+    copies=_arrays(found["copies"]),
+  )
+
+
+def _path(directory: pathlib.Path, snapshot: int) -> pathlib.Path:
+  return directory / "snapshots" / str(snapshot)
+
+
+def _tree(arrays: parts.Arrays) -> dict[str, dict]:
+  return {str(p): fragments.unflatten(part) for p, part in arrays.items()}
+
+
+def _arrays(tree: dict[str, dict]) -> parts.Arrays:
+  return {int(p): fragments.flatten(part) for p, part in tree.items()}
+
+
+def _blank(layout: fragments.Layout, p: int) -> dict:
+  return fragments.unflatten(
+    {x.path: np.zeros(x.shape, np.float32) for x in layout.fragment(p)}
+  )
+
+
+def _finish(saving: Checkpoints, path: pathlib.Path, tell: Tell) -> None:
   try:
     saving.close()
-  except CheckpointError as error:
+    seal.seal(path)
+  except (CheckpointError, OSError) as error:
     tell(str(error))
   else:
     tell(None)

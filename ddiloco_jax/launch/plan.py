@@ -58,6 +58,7 @@ class RunPlan:
     owned: Dotted names that the syncer owns, or their sections: a learner
       takes them from it, and would refuse their overrides.
     restore: Continue the run that is in run_dir.
+    snapshot: Of another run, to begin from; None to begin afresh.
     numpy: Learners are of this kind; None for those of `config`.
   """
 
@@ -68,6 +69,7 @@ class RunPlan:
   overrides: tuple[str, ...] = ()
   owned: tuple[str, ...] = ()
   restore: bool = False
+  snapshot: pathlib.Path | None = None
   numpy: NumpyLearners | None = None
 
 
@@ -98,6 +100,7 @@ def syncer_process(plan: RunPlan) -> Process:
     "ddiloco_jax.cli.syncer",
     f"--config={plan.config}",
     f"--run_dir={plan.run_dir}",
+    *_snapshot(plan),
     *plan.overrides,
   )
   if plan.numpy:
@@ -123,6 +126,7 @@ def learner_process(plan: RunPlan, learner: int) -> Process:
     f"--syncer={ADDRESS}",
     f"--learner_id={learner}",
     f"--run_dir={plan.run_dir}",
+    *_snapshot(plan),
     *(o for o in plan.overrides if not _is_owned(o, plan.owned)),
   )
   # Learners on one accelerator would each take most of its memory at once.
@@ -157,6 +161,11 @@ def _numpy_learner(plan: RunPlan, learner: int, step_s: float) -> Process:
 def learner_name(learner: int | str) -> str:
   """The name of a learner's process."""
   return f"learner-{learner}"
+
+
+def _snapshot(plan: RunPlan) -> tuple[str, ...]:
+  """Kept for another start, too: it is only taken where nothing newer is."""
+  return (f"--snapshot={plan.snapshot}",) if plan.snapshot else ()
 
 
 def _is_owned(override: str, owned: tuple[str, ...]) -> bool:

@@ -14,6 +14,7 @@ import optax
 from ddiloco_jax import config
 from ddiloco_jax.algorithm import fragments, outer
 from ddiloco_jax.protocol import machine, tail
+from ddiloco_jax.syncer import manifest
 from ddiloco_jax.syncer.merger import Tensors
 from ddiloco_jax.syncer.store import Store
 from ddiloco_jax.wire import messages, port
@@ -37,6 +38,13 @@ _FIXED = (
 )
 
 
+class Origin(NamedTuple):
+  """The snapshot that a run was restored from; "" and 0: none."""
+
+  run_id: str = ""
+  snapshot: int = 0
+
+
 class Start(NamedTuple):
   """What a syncer starts from."""
 
@@ -51,14 +59,25 @@ def make_start(
   params: Mapping[str, np.ndarray],
   tx: optax.GradientTransformation,
   store: Store,
+  snapshot: pathlib.Path | None = None,
 ) -> Start:
   """The run in the store, or a fresh one; the store is left as it is.
+
+  Args:
+    cfg: Settings.
+    layout: Of the model.
+    params: Theta 0.
+    tx: The outer optimizer.
+    store: Of the run's directory.
+    snapshot: RUN/snapshots/ID of a cut that a fresh run goes on from, instead
+      of Theta 0; "latest" for ID.
 
   Raises:
     ValueError: settings that do not fit; a run that has ended.
   """
   sizes = tuple(layout.num_params(p) for p in range(layout.num_fragments))
   rules = dataclasses.replace(cfg.sync, fragment_params=sizes)
+  origin = Origin()
   if store.has_progress:
     found = store.restore(layout, tx)
     tensors, record = found.tensors, found.spec
@@ -69,17 +88,34 @@ def make_start(
     _check_goes_on(state, store.path)
     _check_fixed(cfg, record["config"])
     run_id = record["run_id"]
+    origin = Origin(*record.get("origin", origin))
+    if snapshot is not None:
+      _check_began_from(origin, snapshot, store.path)
+  elif snapshot is not None:
+    cut = manifest.find(snapshot)
+    found = store.restore_from(
+      cut, layout, tx, lambda record: _check_fixed(cfg, record["config"])
+    )
+    tensors = found.tensors
+    state = machine.restore(rules, found.state, store.epoch)
+    origin = Origin(found.spec["run_id"], int(cut.name))
+    run_id = _new_run_id(cfg)
   else:
     if store.epoch > 1:
       _log.info("%s has no checkpoint yet: the run begins afresh", store.path)
     tensors = _split(params, layout, tx)
     state = machine.initial(rules, store.epoch)
-    run_id = f"{cfg.run.name}-{secrets.token_hex(4)}"
-  return Start(run_spec(cfg, layout, run_id, state.epoch), state, tensors)
+    run_id = _new_run_id(cfg)
+  spec = run_spec(cfg, layout, run_id, state.epoch, origin)
+  return Start(spec, state, tensors)
 
 
 def run_spec(
-  cfg: config.Config, layout: fragments.Layout, run_id: str, epoch: int
+  cfg: config.Config,
+  layout: fragments.Layout,
+  run_id: str,
+  epoch: int,
+  origin: Origin = Origin(),  # noqa: B008
 ) -> port.RunSpec:
   """What learners are told of a run.
 
@@ -104,9 +140,33 @@ def run_spec(
     num_shards=cfg.sync.num_shards,
     num_syncer_steps=cfg.sync.num_syncer_steps,
     settings_json=config.shared_json(cfg),
+    origin_run_id=origin.run_id,
+    origin_snapshot=origin.snapshot,
   )
   messages.run_to_pb(spec)  # Fails now, not at a learner.
   return spec
+
+
+def _new_run_id(cfg: config.Config) -> str:
+  return f"{cfg.run.name}-{secrets.token_hex(4)}"
+
+
+def _check_began_from(
+  origin: Origin, snapshot: pathlib.Path, path: pathlib.Path
+) -> None:
+  """Refuses to take a run that is there for one that is to be restored."""
+  if not origin.run_id:
+    raise ValueError(
+      f"the run in {path} did not begin from a snapshot, and goes on with what"
+      f" it has, not with {snapshot}. Give another --run_dir to restore it, or"
+      " leave --snapshot out."
+    )
+  _log.info(
+    "%s goes on with what it has since snapshot %d of run %s",
+    path,
+    origin.snapshot,
+    origin.run_id,
+  )
 
 
 def _check_fixed(cfg: config.Config, saved: Mapping[str, Any]) -> None:

@@ -48,6 +48,7 @@ class SyncerRun:
       `cfg.model` from `cfg.run.seed`.
     tx: The outer optimizer; None for the one of `cfg.outer`.
     files: Operations on the files of commits.
+    snapshot: Of another run: what a run without progress goes on from.
 
   Raises:
     InUse: see Store.
@@ -63,6 +64,7 @@ class SyncerRun:
     theta: Mapping[str, np.ndarray] | None = None,
     tx: optax.GradientTransformation | None = None,
     files: Files | None = None,
+    snapshot: pathlib.Path | None = None,
   ):
     params = init_params(cfg) if theta is None else dict(theta)
     path = pathlib.Path(run_dir)
@@ -80,9 +82,12 @@ class SyncerRun:
           cfg.run.max_to_keep,
           files,
           accept_loss=cfg.run.accept_loss,
+          may_begin=snapshot is not None,
         )
         stack.callback(self._close_store)
-        start = starting.make_start(cfg, layout, params, tx, self.store)
+        start = starting.make_start(
+          cfg, layout, params, tx, self.store, snapshot
+        )
         self._begin(cfg, start)
         stack.callback(self._metrics.close)
         self._payloads = self._make_payloads(cfg, start)
@@ -150,11 +155,17 @@ class SyncerRun:
     self._record = {
       "run_id": start.spec.run_id,
       "layout_digest": start.spec.layout.digest(),
+      "origin": [start.spec.origin_run_id, start.spec.origin_snapshot],
       "config": json.loads(config.to_json(cfg)),
     }
     self._every_s = cfg.run.checkpoint_every_s
     self._on_write_error = cfg.run.on_write_error
     self._cut_every = cfg.run.snapshot_every_merges
+    if start.spec.origin_run_id and not self.store.has_progress:
+      # First of all: whoever starts it again finds the cut, or nothing.
+      with exits.writing_checkpoints():
+        self.store.save(start.tensors, start.state, self._record)
+        self.store.wait()
     num_merges = sum(f.version.n for f in start.state.fragments)
     self.store.begin(start.spec.run_id, num_merges)
     (self.store.path / "config.json").write_text(config.to_json(cfg))
@@ -303,6 +314,7 @@ def serving(
   address: str,
   restore: bool = False,
   theta: Mapping[str, np.ndarray] | None = None,
+  snapshot: pathlib.Path | None = None,
 ) -> Iterator[Served]:
   """A syncer behind its gRPC server; RUN_DIR/address tells where.
 
@@ -316,7 +328,7 @@ def serving(
     listening = server.Server(address, cfg.wire)  # First: it leaves no trace.
   with contextlib.ExitStack() as stack:
     stack.callback(listening.stop, 0.0)
-    run = SyncerRun(cfg, str(run_dir), restore, theta)
+    run = SyncerRun(cfg, str(run_dir), restore, theta, snapshot=snapshot)
     stack.callback(run.close)
     listening.serve(run.syncer)
     stack.callback(listening.stop, _STOP_GRACE_S)  # Before the run closes.

@@ -38,6 +38,7 @@ def run_learner(
   should_stop: ShouldStop,
   restore: bool = False,
   recovery: Recovery | None = None,
+  snapshot: pathlib.Path | None = None,
 ) -> str:
   """Trains as one learner of a run until the run ends.
 
@@ -49,6 +50,8 @@ def run_learner(
     restore: Take the inner optimizer's moments from the newest checkpoint,
       where no peer gives its own.
     recovery: From peers and for peers; None for neither.
+    snapshot: A cut, whose part of this learner it goes on from, unless it is to
+      take a newer checkpoint.
 
   Returns:
     Why it ended.
@@ -74,15 +77,19 @@ def run_learner(
     Checkpoints(directory / "checkpoints", cfg.run.max_to_keep) as saved,
   ):
     records.write({"data_digest": stream.load_corpus(cfg.data).digest})
-    latest = saved.latest()
-    if restore and latest is not None:
-      with exits.edge():
+    latest, part = saved.latest(), None
+    with exits.edge():
+      if restore and latest is not None:
         model.restore_moments(saved, latest)
-      if recovery:
-        recovery.own = "checkpoint"
+      elif snapshot is not None:
+        part = cuts.restore(snapshot, directory.name, port.run, model)
+    if recovery and part:
+      recovery.own = "snapshot"
+    elif recovery and restore and latest is not None:
+      recovery.own = "checkpoint"
     boundaries = _Boundaries(cfg, model, saved, records, latest or 0)
     diary = Diary(cfg, model, port.run, directory / "steps")
-    parts = cuts.Cuts(directory, model)
+    kept = cuts.Cuts(directory, model)
     learner = Learner(
       port,
       model,
@@ -91,7 +98,8 @@ def run_learner(
       boundaries,
       recovery,
       diary.note,
-      parts.save,
+      kept.save,
+      part,
     )
     try:
       reason = learner.train(should_stop)
@@ -100,7 +108,7 @@ def run_learner(
         boundaries.save()  # Fenced, the directory is another process's.
       raise
     finally:
-      parts.close()
+      kept.close()
     boundaries.save()
     diary.close()
     return reason

@@ -37,6 +37,14 @@ class ScheduleIndex:
     self._seen_t = 0
     self._num_since = 0
 
+  def save(self) -> tuple[int, ...]:
+    """All that `restore` needs."""
+    return self._index, self._seen_t, self._num_since
+
+  def restore(self, saved: tuple[int, ...]) -> None:
+    """Goes on from where another one was saved."""
+    self._index, self._seen_t, self._num_since = saved
+
   def next(self, t: int) -> int:
     """The index of the next own step, given the newest stamp."""
     self._num_since = 0 if t != self._seen_t else self._num_since + 1

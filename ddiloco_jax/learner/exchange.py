@@ -11,6 +11,9 @@ class Exchange:
 
   Attributes:
     changed: The lock; notified when a thread may have to look again.
+    run: What the syncer told of it last.
+    resumes: Nonce of the process whose part of a snapshot this one goes on
+      from; "" if it does not.
     welcome, control, stamp: Of the newest control stream.
     reading: Which data to read, where that has changed and the loop has not
       taken it yet.
@@ -31,6 +34,8 @@ class Exchange:
 
   def __init__(self):
     self.changed = threading.Condition()
+    self.run: port.RunSpec | None = None
+    self.resumes = ""
     self.welcome: port.Welcomed | None = None
     self.control: port.Control | None = None
     self.stamp = port.Stamp()
@@ -56,6 +61,11 @@ class Exchange:
   def is_over(self) -> bool:
     """Whether the link's threads are to end."""
     return bool(self.left or self.error or self.finished)
+
+  def has_all(self, num_fragments: int) -> bool:
+    """Whether it has joined, and has every fragment to train from."""
+    have = {**self.ready, **self.applied}
+    return self.welcome is not None and len(have) == num_fragments
 
   def is_anew(self) -> bool:
     """Whether the loop's counts are of a process that is over."""

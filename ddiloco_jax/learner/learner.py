@@ -14,6 +14,7 @@ import numpy as np
 
 from ddiloco_jax.algorithm import delta as deltas
 from ddiloco_jax.algorithm.fragments import slot
+from ddiloco_jax.learner import part as parts
 from ddiloco_jax.learner.anchor import Anchor, ScheduleIndex
 from ddiloco_jax.learner.recovery import Recovery
 from ddiloco_jax.learner.seams import Batches, Trainer
@@ -21,9 +22,7 @@ from ddiloco_jax.learner.shards import Shards
 from ddiloco_jax.protocol import events
 from ddiloco_jax.wire import port as ports
 
-SaveCut = Callable[
-  [int, int, dict[str, Any], Callable[[str | None], None]], None
-]
+SaveCut = Callable[[parts.Part, Callable[[str | None], None]], None]
 _WAIT_S = 1.0  # Longest sleep between two looks at an ended or blocked run.
 
 
@@ -60,9 +59,10 @@ class Learner:
     recovery: Of the inner state, from peers and for peers; None for neither.
     note: Called with every change of the train state as JSON values: what was
       adopted, and what a step was taken with.
-    save_cut: Given a cut's number, the step, this learner's progress and whom
-      to tell (None, or why it failed) once its part is on disk. None: this
+    save_cut: Given this learner's part of a cut, the train state apart, and
+      whom to tell (None, or why it failed) once both are on disk. None: this
       learner keeps no such parts.
+    part: Goes on from there; the trainer has its train state already.
   """
 
   def __init__(
@@ -75,6 +75,7 @@ class Learner:
     recovery: Recovery | None = None,
     note: Callable[[dict[str, Any]], None] = lambda line: None,
     save_cut: SaveCut | None = None,
+    part: parts.Part | None = None,
   ):
     self._port = port
     self._trainer = trainer
@@ -84,6 +85,8 @@ class Learner:
     self._recovery = recovery
     self._note = note
     self._save_cut = save_cut
+    self._part = part
+    self._first = 0  # The step that it began from.
     self._saving = 0  # Number of the cut that is being written.
     self._paths = [
       [leaf.path for leaf in port.run.layout.fragment(p)]
@@ -111,15 +114,15 @@ class Learner:
       Exception: what ended the link, or the trainer's own.
     """
     self._should_stop = should_stop
-    port, run = self._port, self._port.run
+    port = self._port
+    if self._part:
+      part = self._part
+      port.resume(part.record.nonce, part.versions, part.report())
     welcome = port.start()
     if self._recovery:
       self._recovery.recover(port, self._trainer, should_stop)
-    self._shards.begin(welcome.positions)
-    follows = run.wait_for_publication or run.max_ahead > 0
-    first = port.stamp().t if follows else 0  # Then t follows own steps.
+    step = self._resume(self._part) if self._part else self._begin(welcome)
     step_s, before = 0.0, time.monotonic()
-    step = first
     while True:
       self._adopt_published(step)
       self._await_publication(step)
@@ -129,7 +132,7 @@ class Learner:
           return reason
         before = time.monotonic()
         continue
-      batch = self._next_batch(step - first)
+      batch = self._next_batch(step - self._first)
       if batch is None:
         self._exhausted = True
         self._report(step)
@@ -144,6 +147,28 @@ class Learner:
       self._offer(step, self._due(step, step_s))
       self._report(step)
       self._at_boundary(step, metrics, self._progress())
+
+  def _begin(self, welcome: ports.Welcomed) -> int:
+    """The step to begin from: where t follows own steps, it is t."""
+    run = self._port.run
+    self._shards.begin(welcome.positions)
+    if run.wait_for_publication or run.max_ahead > 0:
+      self._first = self._port.stamp().t
+    return self._first
+
+  def _resume(self, part: parts.Part) -> int:
+    """Everything as it was at the part's boundary; its step."""
+    self._first = part.record.first
+    self._anchors = {p: part.anchor(p) for p in range(len(self._paths))}
+    self._index.restore(part.record.index)
+    self._shards.restore(part.record.reads)
+    waiting = part.waiting()
+    self._boundaries = {p: at for p, (at, _) in waiting.items()}
+    self._copies = {p: copy for p, (_, copy) in waiting.items()}
+    waits = self._port.run.wait_for_publication
+    due = () if waits else self._port.due_next(0.0)
+    self._offer(part.record.step, due)
+    return part.record.step
 
   # --- parts of a step ----------------------------------------------------------
 
@@ -200,7 +225,19 @@ class Learner:
     elif any(held > wanted for held, wanted in pairs):
       tell("it trains from newer versions than the cut's")
     else:
-      self._save_cut(marker.snapshot, step, self._progress(), tell)
+      self._save_cut(self._keep(marker.snapshot, step), tell)
+
+  def _keep(self, snapshot: int, step: int) -> parts.Part:
+    record = parts.Record(
+      run_id=self._port.run.run_id,
+      snapshot=snapshot,
+      nonce=self._port.nonce,
+      step=step,
+      first=self._first,
+      reads=self._shards.save(),
+      index=self._index.save(),
+    )
+    return parts.keep(record, self._anchors, self._boundaries, self._copies)
 
   def _may_adopt(self, p: int, step: int) -> bool:
     """A copy that was made for a boundary fixes when it is replaced."""
@@ -317,10 +354,10 @@ class Learner:
 
     Where t follows the learners' own steps, the last one is known too.
     """
-    run = self._port.run
-    is_last = run.wait_for_publication and 0 < run.num_syncer_steps <= step
 
     def is_due() -> bool:
+      run = self._port.run  # Another one, once a restart has moved the end.
+      is_last = run.wait_for_publication and 0 < run.num_syncer_steps <= step
       delay = run.adoption_delay_steps
       return is_last or any(
         step - at >= delay for at in self._boundaries.values()

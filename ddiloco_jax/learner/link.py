@@ -8,6 +8,7 @@ training loop only exchanges values with them. (arXiv 2604.21428, Sec. 3.)
 import dataclasses
 import math
 import threading
+import uuid
 from collections.abc import Callable, Sequence
 
 from ddiloco_jax.learner.bulk import Bulk
@@ -42,23 +43,23 @@ class Link:
     self._learner = learner
     self._cfg = cfg or LinkConfig()
     self._should_stop = should_stop
+    self.nonce = uuid.uuid4().hex
     self._shared = Exchange()
     self._patience = Patience(
       learner, self._cfg.reconnect_max_s, self._is_unwanted
     )
-    self._run: port.RunSpec | None = None
     self._threads: list[threading.Thread] = []
 
   @property
   def run(self) -> port.RunSpec:
     """The run's settings; asks the syncer the first time, and waits for it."""
-    if self._run is None:
+    if self._shared.run is None:
       run = self._patience.call(
         self._sync.get_run, self._cfg.connect_timeout_s, "GetRun"
       )
       assert run is not None, "the link was left before it had a run"
-      self._run = run
-    return self._run
+      self._shared.run = run
+    return self._shared.run
 
   @property
   def welcome(self) -> port.Welcomed:
@@ -66,15 +67,30 @@ class Link:
     assert self._shared.welcome, "the link has not joined"
     return self._shared.welcome
 
+  def resume(
+    self, nonce: str, bases: Sequence[events.Version], report: events.Reported
+  ) -> None:
+    shared = self._shared
+    shared.resumes, shared.reported = nonce, report
+    for p, base in enumerate(bases):
+      shared.newest[p] = base
+      shared.applied[p] = events.Applied(
+        fragment=p, version=base, step=report.step
+      )
+
   def start(self) -> port.Welcomed:
     """Joins and fetches every fragment; `published` then has all of them.
+
+    A process that resumes has them, and fetches what is newer.
 
     Raises:
       Stopped: it was told to stop before that.
       Exception: what ended the link.
     """
     run, shared, patience = self.run, self._shared, self._patience
-    stream = Stream(self._sync, self._learner, run, self._cfg, shared, patience)
+    stream = Stream(
+      self._sync, self._learner, self.nonce, self._cfg, shared, patience
+    )
     bulk = Bulk(self._sync, self._learner, run, shared, patience)
     for target in (stream.hear, stream.beat, bulk.push, bulk.fetch):
       thread = threading.Thread(
@@ -83,7 +99,7 @@ class Link:
       self._threads.append(thread)
       thread.start()
     with shared.changed:
-      while len(shared.ready) < run.layout.num_fragments:
+      while not shared.has_all(run.layout.num_fragments):
         shared.changed.wait(_LOOK_S)
         self._raise()
         self._check_stop()

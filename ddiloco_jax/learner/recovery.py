@@ -52,7 +52,8 @@ class Recovery:
     cfg: See RecoveryConfig.
 
   Attributes:
-    own: What this process has without its peers, "checkpoint" or "fresh".
+    own: What this process has without its peers: "checkpoint", "fresh", or its
+      part of the "snapshot" that the run was restored from.
   """
 
   def __init__(
@@ -76,6 +77,11 @@ class Recovery:
     if self._desk:
       self._desk.open(link.run.run_id)
     welcome = link.welcome
+    if self.own == "snapshot" and welcome.reconnect:
+      told = events.Recovered(source=self.own, reason="it goes on from there")
+      _log.info("inner state: %s: %s", told.source, told.reason)
+      link.recovered(told)
+      return
     if not any(clock.version.n for clock in welcome.clocks):
       return
     attempt = _Attempt(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
+from ddiloco_jax.learner.part import Reads
 from ddiloco_jax.learner.seams import Batches
 from ddiloco_jax.protocol.events import Position
 
@@ -27,6 +28,21 @@ class Shards:
     self._next = dict(sorted(positions))
     self._used_up, self._returned = {}, {}
     self._batches = {s: self._make_batches(s) for s in self._next}
+
+  def save(self) -> Reads:
+    """All that `restore` needs."""
+    kinds = (self._next, self._used_up, self._returned)
+    next_, used_up, returned = (
+      tuple(Position(s, b) for s, b in kind.items()) for kind in kinds
+    )
+    return Reads(following=next_, used_up=used_up, returned=returned)
+
+  def restore(self, reads: Reads) -> None:
+    """Goes on from where another one was saved, in its order."""
+    self._next, self._used_up = dict(reads.following), dict(reads.used_up)
+    self._returned = dict(reads.returned)
+    shards = (*self._next, *self._used_up)
+    self._batches = {s: self._make_batches(s) for s in shards}
 
   def change(self, positions: Iterable[Position]) -> None:
     """Reads these shards: goes on with those that it reads already."""

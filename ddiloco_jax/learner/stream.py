@@ -7,7 +7,6 @@ App. E.)
 import logging
 import random
 import time
-import uuid
 from collections.abc import Sequence
 
 from ddiloco_jax.learner.exchange import Exchange
@@ -25,7 +24,7 @@ class Stream:
   Args:
     synchronizer: To join.
     learner: This learner's id.
-    run: Of the syncer.
+    nonce: Of this process.
     cfg: See LinkConfig.
     shared: Where notices go.
     patience: For a syncer that is not there.
@@ -35,18 +34,17 @@ class Stream:
     self,
     synchronizer: port.Synchronizer,
     learner: str,
-    run: port.RunSpec,
+    nonce: str,
     cfg: LinkConfig,
     shared: Exchange,
     patience: Patience,
   ):
     self._sync = synchronizer
     self._learner = learner
-    self._run = run
     self._cfg = cfg
     self._shared = shared
     self._patience = patience
-    self._nonce = uuid.uuid4().hex
+    self._nonce = nonce
 
   def hear(self) -> None:
     """Takes notices until the link is over.
@@ -74,13 +72,21 @@ class Stream:
   def beat(self) -> None:
     """Shows life while the loop compiles, restores or waits."""
     shared = self._shared
+    every_s = self._run.lease_s / 5
     with shared.changed:
       while not shared.is_over():
         shared.say(events.Heard())
-        shared.changed.wait_for(shared.is_over, self._run.lease_s / 5)
+        shared.changed.wait_for(shared.is_over, every_s)
+
+  @property
+  def _run(self) -> port.RunSpec:
+    assert self._shared.run, "a link asks for its run before it joins"
+    return self._shared.run
 
   def _join(self) -> port.Control | None:
     shared = self._shared
+    if shared.welcome:
+      self._look_at_run()
     with shared.changed:
       if shared.left:
         return None
@@ -96,6 +102,7 @@ class Stream:
       bases=tuple(bases),
       state_address=self._cfg.state_address,
       takes_shards=True,
+      resumes=shared.resumes,
     )
     control = self._sync.join(hello)
     stamp, welcome = next(control.notices())
@@ -112,12 +119,18 @@ class Stream:
         shared.marker = None  # Its cut ended with the epoch.
         shared.ending = None  # If the run still ends, it is said again.
         shared.tell_loop()
-      if before and not welcome.reconnect:
+      if (before or shared.resumes) and not welcome.reconnect:
         self._begin_anew(welcome)
       self._ask_for_news(welcome)
       self._say_again(bases)
       shared.changed.notify_all()
     return control
+
+  def _look_at_run(self) -> None:
+    """A restart of the syncer may have changed what may change in a run."""
+    run = self._sync.get_run()
+    if run.run_id == self._run.run_id:  # Another run refuses this learner.
+      self._shared.run = run
 
   def _begin_anew(self, welcome: port.Welcomed) -> None:
     """For the syncer this is a new process, maybe with other data shards."""

@@ -82,6 +82,7 @@ class Joined(Event):
     max_replies: Replies it may have under way at once.
     state_address: Where it serves its state to peers; "" if it does not.
     takes_shards: It obeys `Shards`; others are never lent one.
+    resumes: Nonce of the process whose part of a snapshot it goes on from.
   """
 
   learner: str
@@ -91,6 +92,7 @@ class Joined(Event):
   max_replies: int = 1
   state_address: str = ""
   takes_shards: bool = False
+  resumes: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +156,7 @@ class Applied(LearnerEvent):
   exact: bool = False
 
 
-RECOVERY_SOURCES = ("peer", "relay", "checkpoint", "fresh")
+RECOVERY_SOURCES = ("peer", "relay", "checkpoint", "fresh", "snapshot")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +165,7 @@ class Recovered(LearnerEvent):
 
   Attributes:
     source: One of RECOVERY_SOURCES.
-    donor: The learner that it has the state from; "" for the last two.
+    donor: The learner that it has the state from; "" where it is none.
     reason: What was done, and what was tried before in vain.
   """
 

@@ -9,10 +9,9 @@ once nothing can refuse the start any more, the run in it is as it was.
 
 import contextlib
 import fcntl
-import json
 import logging
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -21,14 +20,14 @@ import optax
 
 from ddiloco_jax.algorithm import fragments
 from ddiloco_jax.protocol import events, machine, saved
-from ddiloco_jax.syncer import losses, restoring
+from ddiloco_jax.syncer import losses, manifest, restoring
 from ddiloco_jax.syncer.errors import InUse
 from ddiloco_jax.syncer.files import Files, OsFiles
 from ddiloco_jax.syncer.journal import Journal, Place
 from ddiloco_jax.syncer.merger import Tensors
 from ddiloco_jax.syncer.restoring import Restored
 from ddiloco_jax.syncer.tapes import Tapes
-from ddiloco_jax.training import checkpoint
+from ddiloco_jax.training import checkpoint, seal
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +48,8 @@ class Store:
     max_to_keep: Checkpoints kept.
     files: Operations on files.
     accept_loss: Go on although published versions are lost.
+    may_begin: A directory without a run is none to refuse, though `restore`
+      is set.
 
   Attributes:
     epoch: Of this start, once `restore` has been called if there is progress.
@@ -69,6 +70,7 @@ class Store:
     files: Files | None = None,
     *,
     accept_loss: bool = False,
+    may_begin: bool = False,
   ):
     self.path = pathlib.Path(directory)
     self.path.mkdir(parents=True, exist_ok=True)
@@ -95,11 +97,12 @@ class Store:
       last = self._journal.last_begun()
       self._tapes = Tapes(self.path, self._files, last)
       self.epoch = 1 + max(self._journal.last_epoch(), self._tapes.epoch)
-      self._check(restore)
+      self._check(restore, may_begin)
       stack.pop_all()
 
-  def _check(self, restore: bool) -> None:
-    if restore and not self.has_progress and self.epoch == 1:
+  def _check(self, restore: bool, may_begin: bool) -> None:
+    is_empty = not self.has_progress and self.epoch == 1
+    if restore and is_empty and not may_begin:
       raise InUse(
         f"{self.path} has no run to restore. Start without --restore, or give"
         " the --run_dir of an earlier run."
@@ -178,6 +181,32 @@ class Store:
     )
     self.epoch = max(self.epoch, found.state["epoch"] + 1)
     return found
+
+  def restore_from(
+    self,
+    cut: pathlib.Path,
+    layout: fragments.Layout,
+    tx: optax.GradientTransformation,
+    check: Callable[[Mapping[str, Any]], None],
+  ) -> Restored:
+    """The syncer's part of a cut, which another directory holds.
+
+    Args:
+      cut: Of a whole one.
+      layout, tx: See `restore`.
+      check: Called with the record of the run that was cut; raises ValueError.
+
+    Raises:
+      ValueError: it is damaged, or of another model, split, outer optimizer or
+        release.
+    """
+    part = cut / manifest.SYNCER
+    seal.check(part)
+    with checkpoint.Checkpoints(part, read_only=True) as found:
+      check(found.records(0)["spec"])
+      restored = restoring.read_checkpoint(found, 0, layout, tx)
+    self.epoch = max(self.epoch, restored.state["epoch"] + 1)
+    return restored
 
   def _read_newest(
     self, layout: fragments.Layout, tx: optax.GradientTransformation
@@ -271,21 +300,19 @@ class Store:
 
     It is apart from checkpoints and journal, and is never rotated away.
     """
-    path = cut_path(self.path, snapshot)
-    with checkpoint.Checkpoints(path / "syncer") as saving:
+    path = manifest.path_of(self.path, snapshot)
+    with checkpoint.Checkpoints(path / manifest.SYNCER) as saving:
       saving.save(
         0,
         trees=restoring.trees_of(tensors),
         records={"state": machine.save(state), "spec": spec},
       )
+    seal.seal(path / manifest.SYNCER)
     return str(path)
 
   def name_cut(self, over: events.SnapshotOver) -> None:
     """Writes what a cut holds, once it is one: its manifest.json."""
-    path = cut_path(self.path, over.snapshot) / "manifest.json"
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(saved.encode(over), allow_nan=False, indent=2))
-    self._files.rename(part, path)
+    manifest.write(self.path, over, self._files)
 
   def begin_save(self) -> None:
     """To be called before what `save` is given is taken: it covers the rest."""
@@ -300,8 +327,3 @@ class Store:
     self.checkpoints.close()
     self._journal.close()
     self._lock.close()
-
-
-def cut_path(run_dir: pathlib.Path, snapshot: int) -> pathlib.Path:
-  """Where a run keeps the syncer's part of a cut."""
-  return run_dir / "snapshots" / str(snapshot)

@@ -98,6 +98,7 @@ class Syncer:
       max_replies=hello.max_replies,
       state_address=hello.state_address,
       takes_shards=hello.takes_shards,
+      resumes=hello.resumes,
     )
     self._check(event)
     for effect in self._feed(event, control):
@@ -315,7 +316,10 @@ class Syncer:
         self._merger.merge(effect, replies)
       case events.Marker():
         threading.Thread(
-          target=self._capture, args=(effect,), name="snapshot", daemon=True
+          target=self._capture,
+          args=(effect, self._state),
+          name="snapshot",
+          daemon=True,
         ).start()
       case events.SnapshotOver(snapshot=number):
         self._cuts[number] = effect
@@ -334,11 +338,15 @@ class Syncer:
       for who in list(self._controls):
         self._end(who)
 
-  def _capture(self, marker: events.Marker) -> None:
-    """Copies the syncer's part of a cut, then writes it."""
+  def _capture(self, marker: events.Marker, state: machine.State) -> None:
+    """Copies the syncer's part of a cut, then writes it.
+
+    The state is that of the marker: whatever a learner has said in it, the
+    learner had done before it saved its own part.
+    """
     try:
       assert self._save_cut
-      tensors, state = self.snapshot()
+      tensors, _ = self.snapshot()
       self._feed(events.Captured(snapshot=marker.snapshot))
       try:
         path, failure = self._save_cut(marker.snapshot, tensors, state), ""

@@ -130,10 +130,15 @@ class Trainer:
     self._age = int(age)
 
   def save(
-    self, to: checkpoint.Checkpoints, at: int, record: Mapping[str, Any]
+    self,
+    to: checkpoint.Checkpoints,
+    at: int,
+    record: Mapping[str, Any],
+    beside: Mapping[str, Any] | None = None,
   ) -> None:
-    """Starts an asynchronous checkpoint of the state."""
+    """Starts an asynchronous checkpoint of the state, and of trees beside it."""
     trees = {
+      **(beside or {}),
       "params": self.state.params,
       "opt_state": self.state.opt_state,
       "counters": self._counters(),

@@ -30,6 +30,8 @@ _RUN_FIELDS = (
   "num_shards",
   "num_syncer_steps",
   "settings_json",
+  "origin_run_id",
+  "origin_snapshot",
 )  # The same on both sides.
 
 
@@ -171,6 +173,7 @@ def _hello_to_pb(hello: port.Hello) -> pb.Hello:
     max_replies=hello.max_replies,
     state_address=hello.state_address,
     takes_shards=hello.takes_shards,
+    resumes=hello.resumes,
   )
 
 
@@ -190,6 +193,7 @@ def _hello_from_pb(hello: pb.Hello) -> port.Hello:
       "Hello.state_address", hello.state_address
     ),
     takes_shards=hello.takes_shards,
+    resumes=hello.resumes[: fields.MAX_TEXT],
   )
 
 

@@ -19,7 +19,11 @@ PROTOCOL_VERSION = 1
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
-  """What a learner must know and may not choose (message Run)."""
+  """What a learner must know and may not choose (message Run).
+
+  Attributes:
+    origin_run_id, origin_snapshot: The snapshot that it was restored from.
+  """
 
   run_id: str
   epoch: int
@@ -38,6 +42,8 @@ class RunSpec:
   num_shards: int = 1
   num_syncer_steps: int = 0
   settings_json: str = "{}"
+  origin_run_id: str = ""
+  origin_snapshot: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +168,7 @@ class Hello:
   max_replies: int = 1
   state_address: str = ""
   takes_shards: bool = False
+  resumes: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,6 +307,23 @@ class Port(Protocol):
   @property
   def welcome(self) -> Welcomed:
     """Of the newest control stream; another one after a reconnect."""
+    ...
+
+  @property
+  def nonce(self) -> str:
+    """Names this process to the syncer."""
+    ...
+
+  def resume(
+    self, nonce: str, bases: Sequence[events.Version], report: events.Reported
+  ) -> None:
+    """Before `start`: this process goes on from another one's saved state.
+
+    Args:
+      nonce: Of that one.
+      bases: That it trained from, one a fragment.
+      report: Of its last boundary.
+    """
     ...
 
   def start(self) -> Welcomed:

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+from typing import Any
 
 import numpy as np
 
@@ -23,10 +24,10 @@ class Part:
   """Keeps a learner's part of a cut in memory."""
 
   def __init__(self):
-    self.parts: dict[int, dict] = {}
+    self.parts: dict[int, Any] = {}
 
-  def save(self, snapshot, step, progress, tell) -> None:
-    self.parts[snapshot] = progress
+  def save(self, part, tell) -> None:
+    self.parts[part.record.snapshot] = part
     tell(None)
 
 
@@ -54,8 +55,7 @@ def test_a_snapshot_is_one_cut_while_the_run_goes_on(
         assert manifest["path"] == reply["path"]
         clock = [tuple(v) for v in manifest["clock"]]
         for part in parts:
-          held = [tuple(v) for v in part.parts[number]["versions"]]
-          assert held == clock
+          assert list(part.parts[number].versions) == clock
         merges = sum(n for _, n in clock)
         wait_for(
           lambda m=merges: sum(f.version.n for f in run.status().fragments) > m

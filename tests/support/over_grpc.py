@@ -100,10 +100,16 @@ class ServedRun:
 
 @contextlib.contextmanager
 def served_run(
-  cfg: config.Config, run_dir: pathlib.Path, restore=False, theta=None
+  cfg: config.Config,
+  run_dir: pathlib.Path,
+  restore=False,
+  theta=None,
+  snapshot=None,
 ) -> Iterator[ServedRun]:
   theta = THETA if theta is None else theta
-  with syncing.serving(cfg, run_dir, "127.0.0.1:0", restore, theta) as served:
+  with syncing.serving(
+    cfg, run_dir, "127.0.0.1:0", restore, theta, snapshot
+  ) as served:
     run = ServedRun(served, run_dir)
     try:
       yield run
@@ -137,6 +143,7 @@ class LoopLearner(threading.Thread):
     cfg: Of the loop.
     state_address: Where it serves its state; "" for a free port, "off".
     recover_s: See RecoveryConfig.
+    save_cut, part: See Learner.
     wire: Of its client.
     **link: Settings of LinkConfig.
 
@@ -158,6 +165,7 @@ class LoopLearner(threading.Thread):
     state_address: str = "off",
     recover_s: float = 30.0,
     save_cut: Callable | None = None,
+    part: Any = None,
     wire: WireConfig | None = None,
     **link: Any,
   ):
@@ -187,7 +195,7 @@ class LoopLearner(threading.Thread):
     self.error: BaseException | None = None
     self.steps: list[int] = []
     self._make_batches = make_batches
-    self._save_cut = save_cut
+    self._save_cut, self._part = save_cut, part
     self._cfg = cfg or LearnerConfig()
 
   def _adopted(self, p, version, step, counts) -> None:
@@ -215,6 +223,7 @@ class LoopLearner(threading.Thread):
         lambda step, metrics, progress: self.steps.append(step),
         self.recovery,
         save_cut=self._save_cut,
+        part=self._part,
       )
       self.reason = loop.train(self._stopping.is_set)
     except BaseException as error:

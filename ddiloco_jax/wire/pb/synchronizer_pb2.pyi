@@ -80,7 +80,7 @@ class Leaf(_message.Message):
     def __init__(self, path: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., fragment: _Optional[int] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("protocol_version", "run_id", "epoch", "layout", "layout_digest", "num_fragments", "cycle_steps", "max_open_rounds", "quorum", "alpha", "up_format", "down_format", "chunk_bytes", "lease_s", "wait_for_publication", "adoption_delay_steps", "max_ahead", "num_shards", "num_syncer_steps", "settings_json")
+    __slots__ = ("protocol_version", "run_id", "epoch", "layout", "layout_digest", "num_fragments", "cycle_steps", "max_open_rounds", "quorum", "alpha", "up_format", "down_format", "chunk_bytes", "lease_s", "wait_for_publication", "adoption_delay_steps", "max_ahead", "num_shards", "num_syncer_steps", "settings_json", "origin_run_id", "origin_snapshot")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +101,8 @@ class Run(_message.Message):
     NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
     NUM_SYNCER_STEPS_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_JSON_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     run_id: str
     epoch: int
@@ -121,7 +123,9 @@ class Run(_message.Message):
     num_shards: int
     num_syncer_steps: int
     settings_json: str
-    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[str] = ..., epoch: _Optional[int] = ..., layout: _Optional[_Iterable[_Union[Leaf, _Mapping]]] = ..., layout_digest: _Optional[str] = ..., num_fragments: _Optional[int] = ..., cycle_steps: _Optional[int] = ..., max_open_rounds: _Optional[int] = ..., quorum: _Optional[int] = ..., alpha: _Optional[float] = ..., up_format: _Optional[_Union[Format, str]] = ..., down_format: _Optional[_Union[Format, str]] = ..., chunk_bytes: _Optional[int] = ..., lease_s: _Optional[float] = ..., wait_for_publication: bool = ..., adoption_delay_steps: _Optional[int] = ..., max_ahead: _Optional[int] = ..., num_shards: _Optional[int] = ..., num_syncer_steps: _Optional[int] = ..., settings_json: _Optional[str] = ...) -> None: ...
+    origin_run_id: str
+    origin_snapshot: int
+    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[str] = ..., epoch: _Optional[int] = ..., layout: _Optional[_Iterable[_Union[Leaf, _Mapping]]] = ..., layout_digest: _Optional[str] = ..., num_fragments: _Optional[int] = ..., cycle_steps: _Optional[int] = ..., max_open_rounds: _Optional[int] = ..., quorum: _Optional[int] = ..., alpha: _Optional[float] = ..., up_format: _Optional[_Union[Format, str]] = ..., down_format: _Optional[_Union[Format, str]] = ..., chunk_bytes: _Optional[int] = ..., lease_s: _Optional[float] = ..., wait_for_publication: bool = ..., adoption_delay_steps: _Optional[int] = ..., max_ahead: _Optional[int] = ..., num_shards: _Optional[int] = ..., num_syncer_steps: _Optional[int] = ..., settings_json: _Optional[str] = ..., origin_run_id: _Optional[str] = ..., origin_snapshot: _Optional[int] = ...) -> None: ...
 
 class LearnerMessage(_message.Message):
     __slots__ = ("hello", "report", "applied", "goodbye", "heartbeat", "marker_done", "recovered")
@@ -142,7 +146,7 @@ class LearnerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., marker_done: _Optional[_Union[MarkerDone, _Mapping]] = ..., recovered: _Optional[_Union[Recovered, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "learner_id", "nonce", "layout_digest", "run_id", "takeover", "bases", "max_replies", "state_address", "takes_shards")
+    __slots__ = ("protocol_version", "learner_id", "nonce", "layout_digest", "run_id", "takeover", "bases", "max_replies", "state_address", "takes_shards", "resumes")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     LEARNER_ID_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
@@ -153,6 +157,7 @@ class Hello(_message.Message):
     MAX_REPLIES_FIELD_NUMBER: _ClassVar[int]
     STATE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     TAKES_SHARDS_FIELD_NUMBER: _ClassVar[int]
+    RESUMES_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     learner_id: str
     nonce: str
@@ -163,7 +168,8 @@ class Hello(_message.Message):
     max_replies: int
     state_address: str
     takes_shards: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., learner_id: _Optional[str] = ..., nonce: _Optional[str] = ..., layout_digest: _Optional[str] = ..., run_id: _Optional[str] = ..., takeover: bool = ..., bases: _Optional[_Iterable[_Union[Version, _Mapping]]] = ..., max_replies: _Optional[int] = ..., state_address: _Optional[str] = ..., takes_shards: bool = ...) -> None: ...
+    resumes: str
+    def __init__(self, protocol_version: _Optional[int] = ..., learner_id: _Optional[str] = ..., nonce: _Optional[str] = ..., layout_digest: _Optional[str] = ..., run_id: _Optional[str] = ..., takeover: bool = ..., bases: _Optional[_Iterable[_Union[Version, _Mapping]]] = ..., max_replies: _Optional[int] = ..., state_address: _Optional[str] = ..., takes_shards: bool = ..., resumes: _Optional[str] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("step", "counts", "positions", "boundaries", "waiting", "exhausted", "metrics", "returned")
