@@ -51,9 +51,10 @@ def run_learner(flags: argparse.Namespace, settings: Settings) -> int:
     return bool(asked_to_stop)
 
   run, wire = settings["run"], WireConfig(**settings["wire"])
-  client = Client(flags.syncer, wire)
+  addresses = flags.syncer.split(",")
+  client = Client(addresses, wire)
   name = flags.learner_id
-  served = peer.serve_state(name, run["state_address"], flags.syncer, wire)
+  served = peer.serve_state(name, run["state_address"], addresses[0], wire)
   desk, server = served or (None, None)
   link = Link(
     client,
@@ -144,7 +145,7 @@ def _make_parser() -> argparse.ArgumentParser:
     allow_abbrev=False,
   )
   add = parser.add_argument
-  add("--syncer", required=True, help="HOST:PORT")
+  add("--syncer", required=True, help="HOST:PORT[,HOST:PORT]")
   add("--learner_id", required=True, help="its name in the run")
   add("--run_dir", required=True, type=pathlib.Path, help="of the syncer")
   add("--step_s", type=float, default=0.0, help="least time of a step")

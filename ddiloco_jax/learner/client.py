@@ -5,15 +5,14 @@ report. Nothing is repeated here: whoever calls knows what a repetition means.
 (arXiv 2604.21428, Sec. 3.)
 """
 
-import collections
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import grpc
 
-from ddiloco_jax.protocol import events
+from ddiloco_jax.learner.calls import ControlStream, StateCall
 from ddiloco_jax.wire import (
   headers,
   messages,
@@ -27,15 +26,14 @@ from ddiloco_jax.wire import (
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError, from_grpc
 
-_GOODBYE_S = 1.0  # How long an ended stream may take to deliver a goodbye.
-
 
 class Client:
   """Implements `wire.port.Synchronizer` over gRPC.
 
   Args:
     addresses: HOST:PORT of the syncer, or several under which it may be
-      found: where one is not reached, the next call tries the next one.
+      found: where one is not reached, or serves an older epoch than this
+      client has seen, the next call tries the next one.
     cfg: The wire's settings; chunk_bytes and formats come from the run.
     learner: Whose token is sent; None: an admin's, if there is one.
 
@@ -72,15 +70,26 @@ class Client:
     self._down = transfer.Pace(self._cfg.bandwidth_bytes_per_s)
     self._lock = threading.Lock()
     self._current = 0
+    self._epoch = 0  # The newest that was seen.
     self._channels: dict[tuple[int, str], grpc.Channel] = {}
     self._closed = False
 
   def get_run(self) -> port.RunSpec:
-    return messages.run_from_pb(self._ask("GetRun", pb.GetRunRequest()))
+    at = self._current
+    run = messages.run_from_pb(self._ask("GetRun", pb.GetRunRequest(), at))
+    self._check_epoch(run.epoch, at)
+    return run
 
-  def join(self, hello: port.Hello) -> "ControlStream":
+  def join(self, hello: port.Hello) -> ControlStream:
     """Opens a control stream; what is wrong with hello, its notices raise."""
-    return ControlStream(self._call("Join"), hello, self._faults)
+    at = self._current
+
+    @contextlib.contextmanager
+    def checked() -> Iterator[Callable[[port.Notice], None]]:
+      with self._faults(at):
+        yield lambda notice: self._check_welcome(notice, at)
+
+    return ControlStream(self._call("Join", at), hello, checked)
 
   def push(
     self, header: port.ReplyHeader, chunks: Iterable[bytes | memoryview]
@@ -93,8 +102,9 @@ class Client:
     parts = transfer.send(
       pb.PushChunk, headers.reply_header_to_pb(header), chunks, pace=self._up
     )
-    with self._faults():
-      answer = self._call("PushFragment", "bulk")(parts)
+    at = self._current
+    with self._faults(at):
+      answer = self._call("PushFragment", at, "bulk")(parts)
     return headers.push_result_from_pb(answer)
 
   def fetch(
@@ -106,8 +116,9 @@ class Client:
       ServiceError: a fault of this caller, or of the transport.
     """
     request = headers.fetch_to_pb(session, fragment, n, exact)
-    with self._faults():
-      parts = self._call("FetchFragment", "bulk")(request)
+    at = self._current
+    with self._faults(at):
+      parts = self._call("FetchFragment", at, "bulk")(request)
       try:
         header = headers.fragment_header_from_pb(transfer.receive_header(parts))
         return header, transfer.collect(parts, header.num_bytes, self._down)
@@ -116,15 +127,16 @@ class Client:
 
   def open_state(
     self, request: pb.FetchStateRequest, address: str
-  ) -> "StateCall":
+  ) -> StateCall:
     """Opens the transfer of a peer's state.
 
     Args:
       address: HOST:PORT of the peer; "": by way of the syncer.
     """
     if not address:
-      call = self._call("RelayState", "bulk")(request)
-      return StateCall(call, self._addresses[self._current], lambda: None)
+      at = self._current
+      call = self._call("RelayState", at, "bulk")(request)
+      return StateCall(call, self._addresses[at], lambda: None)
     channel = self._open_to_peer(address)
     call = methods.make_call(
       channel,
@@ -136,12 +148,13 @@ class Client:
 
   def status(self) -> pb.Status:
     """How the run stands, as the message that the syncer serves."""
-    return self._ask("GetStatus", pb.GetStatusRequest())
+    return self._ask("GetStatus", pb.GetStatusRequest(), self._current)
 
   def watch(self, interval_s: float) -> Iterator[pb.Status]:
     """How the run stands, again and again until it ends."""
-    with self._faults():
-      call = self._call("WatchStatus")(
+    at = self._current
+    with self._faults(at):
+      call = self._call("WatchStatus", at)(
         pb.WatchStatusRequest(interval_s=interval_s)
       )
       try:
@@ -151,16 +164,17 @@ class Client:
 
   def drain(self, reason: str) -> None:
     """Asks the syncer to end the run in order."""
-    self._ask("Drain", pb.DrainRequest(reason=reason))
+    self._ask("Drain", pb.DrainRequest(reason=reason), self._current)
 
   def evict(self, learner: str, reason: str) -> int:
     """Shuts a learner's process out; returns its incarnation."""
     request = pb.EvictRequest(learner_id=learner, reason=reason)
-    return self._ask("Evict", request).incarnation
+    return self._ask("Evict", request, self._current).incarnation
 
   def take_snapshot(self) -> pb.TakeSnapshotReply:
     """Takes a consistent cut of the run; returns once it is on disk."""
-    return self._ask("TakeSnapshot", pb.TakeSnapshotRequest())
+    request = pb.TakeSnapshotRequest()
+    return self._ask("TakeSnapshot", request, self._current)
 
   def close(self) -> None:
     """Ends all calls and connections."""
@@ -170,23 +184,23 @@ class Client:
     for channel in channels.values():
       channel.close()
 
-  def _ask(self, name: str, request: Any) -> Any:
-    """A call that moves no fragment.
+  def _ask(self, name: str, request: Any, at: int) -> Any:
+    """A call that moves no fragment, to one of the addresses.
 
     Raises:
       ServiceError: a fault of this caller, or of the transport.
     """
-    with self._faults():
-      return self._call(name)(request, timeout=self._cfg.call_timeout_s)
+    with self._faults(at):
+      return self._call(name, at)(request, timeout=self._cfg.call_timeout_s)
 
-  def _call(self, name: str, connection: str = "control") -> Any:
+  def _call(self, name: str, at: int, connection: str = "control") -> Any:
     with self._lock:
       if self._closed:
         raise ServiceError("UNAVAILABLE", "this client was closed.")
-      key = self._current, connection
+      key = at, connection
       channel = self._channels.get(key)
       if channel is None:
-        address = self._addresses[self._current]
+        address = self._addresses[at]
         channel = tls.open_channel(address, self._cfg, self._token)
         self._channels[key] = channel
     metadata = tokens.as_metadata(self._token)
@@ -199,9 +213,9 @@ class Client:
       raise ServiceError("FAILED_PRECONDITION", str(error)) from error
 
   @contextlib.contextmanager
-  def _faults(self) -> Iterator[None]:
-    """Turns gRPC's errors into the service's own."""
-    address = self._addresses[self._current]
+  def _faults(self, at: int) -> Iterator[None]:
+    """Turns gRPC's errors at an address into the service's own."""
+    address = self._addresses[at]
     try:
       yield
       self._has_answered = True
@@ -209,9 +223,36 @@ class Client:
       fault = from_grpc(error, address)
       if fault.is_worth_retrying:
         self._check_tls(address)
-        with self._lock:
-          self._current = (self._current + 1) % len(self._addresses)
+        self._leave(at)
       raise fault from error
+
+  def _leave(self, at: int) -> None:
+    """Has the next call try another address, unless one has done so already."""
+    with self._lock:
+      if self._current == at:
+        self._current = (at + 1) % len(self._addresses)
+
+  def _check_welcome(self, notice: port.Notice, at: int) -> None:
+    if isinstance(notice, port.Welcomed):
+      self._check_epoch(notice.epoch, at)
+
+  def _check_epoch(self, epoch: int, at: int) -> None:
+    """Refuses a syncer that another one has taken over from.
+
+    Raises:
+      ServiceError: UNAVAILABLE: it is worth trying the next address.
+    """
+    with self._lock:
+      self._epoch = max(self._epoch, epoch)
+      newest = self._epoch
+    if epoch < newest:
+      self._leave(at)
+      raise ServiceError(
+        "UNAVAILABLE",
+        f"the syncer at {self._addresses[at]} serves epoch {epoch}, and this"
+        f" client has seen epoch {newest}: another syncer has taken over from"
+        " it. Stop it; the next address is tried.",
+      )
 
   def _check_tls(self, address: str) -> None:
     """Says why TLS fails, if that is why there was never an answer; later, a
@@ -225,91 +266,3 @@ class Client:
     cause = tls.diagnose(address, self._cfg)
     if cause:
       raise ServiceError("UNAUTHENTICATED", cause)
-
-
-class StateCall:
-  """The parts of a state under way; its faults are the service's own."""
-
-  def __init__(self, call: Any, address: str, close: Any):
-    self._call = call
-    self._address = address
-    self._close = close
-
-  def __iter__(self) -> Iterator[transfer.Part]:
-    try:
-      yield from self._call
-    except grpc.RpcError as error:
-      raise from_grpc(error, self._address) from error
-
-  def cancel(self) -> None:
-    """Ends the call and its connection, if it has one of its own."""
-    self._call.cancel()
-    self._close()
-
-
-class ControlStream:
-  """Implements `wire.port.Control` over one call of Join."""
-
-  def __init__(self, call: Any, hello: port.Hello, faults: Any):
-    self._learner = hello.learner
-    self._faults = faults
-    self._changed = threading.Condition()
-    self._queue: collections.deque[port.Hello | port.Upward] = (
-      collections.deque((hello,))
-    )
-    self._said_goodbye = False
-    self._closed = False
-    self._over = threading.Event()
-    self._call = call(self._messages())
-    if not self._call.add_callback(self._end):
-      self._end()
-
-  def send(self, message: port.Upward) -> None:
-    """Queues a message; a report that was not sent yet gives way to a newer."""
-    with self._changed:
-      if self._said_goodbye or self._over.is_set():
-        return
-      self._said_goodbye = isinstance(message, events.Left)
-      last = self._queue[-1] if self._queue else None
-      if isinstance(message, events.Heard) and last is not None:
-        return  # What waits will be heard as well.
-      if isinstance(message, events.Reported) and type(last) is type(message):
-        self._queue.pop()
-      self._queue.append(message)
-      self._changed.notify()
-
-  def notices(self) -> Iterator[tuple[port.Stamp, port.Notice]]:
-    try:
-      with self._faults():
-        for message in self._call:
-          stamped = messages.notice_from_pb(message, self._learner)
-          if stamped is not None:
-            yield stamped
-    except ServiceError:
-      if not self._closed:
-        raise
-
-  def close(self) -> None:
-    with self._changed:
-      self._closed = True
-      said_goodbye = self._said_goodbye
-    if said_goodbye:
-      self._over.wait(_GOODBYE_S)  # The syncer answers it with the end.
-    self._call.cancel()
-
-  def _messages(self) -> Iterator[pb.LearnerMessage]:
-    """What goes up; read by a thread of the call, and ends with it."""
-    while True:
-      with self._changed:
-        self._changed.wait_for(lambda: self._queue or self._over.is_set())
-        if self._over.is_set():
-          return
-        message = self._queue.popleft()
-      yield messages.upward_to_pb(message)
-      if isinstance(message, events.Left):
-        return
-
-  def _end(self) -> None:
-    with self._changed:
-      self._over.set()
-      self._changed.notify_all()

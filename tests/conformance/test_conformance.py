@@ -571,8 +571,8 @@ def wired(request):
 
 
 def push_parts(run: Served, parts) -> pb.PushOutcome:
-  with run.sync._faults():
-    return run.sync._call("PushFragment", "bulk")(iter(parts))
+  with run.sync._faults(0):
+    return run.sync._call("PushFragment", 0, "bulk")(iter(parts))
 
 
 def test_a_wrong_checksum_leaves_no_trace(wired):
@@ -616,7 +616,7 @@ def test_a_broken_upload_leaves_no_trace(wired):
     yield bytes(delta(pull.fragment)[:16])
     stop.wait(WAIT_S)
 
-  push = wired.sync._call("PushFragment", "bulk")
+  push = wired.sync._call("PushFragment", 0, "bulk")
   call = push.func.future(parts(), **push.keywords)
   wait_for(lambda: wired.all_of(events.Pushing))
   call.cancel()

@@ -41,14 +41,14 @@ HELLO = port.Hello(learner="ada", nonce="n", layout_digest=LAYOUT.digest())
 class EchoControl:
   """Welcomes, and answers every message with a stamp that counts them."""
 
-  def __init__(self):
+  def __init__(self, epoch: int = 1):
     self.said: list[port.Upward] = []
     self.closed = threading.Event()
     self._notices: queue.SimpleQueue = queue.SimpleQueue()
     welcomed = port.Welcomed(
       session=SESSION,
       run_id="r",
-      epoch=1,
+      epoch=epoch,
       clocks=(events.FragmentClock(events.Version(1, 0), 0),) * 2,
       positions=(),
       reconnect=False,
@@ -78,8 +78,9 @@ class EchoControl:
 class Store:
   """Keeps what was pushed whole, and serves it again."""
 
-  def __init__(self, run: port.RunSpec):
+  def __init__(self, run: port.RunSpec, epoch: int = 1):
     self.run = run
+    self.epoch = epoch
     self.controls: list[EchoControl] = []
     self.pushed: dict[int, bytes] = {}
     self.broken: queue.SimpleQueue = queue.SimpleQueue()
@@ -92,7 +93,7 @@ class Store:
   def join(self, hello: port.Hello) -> EchoControl:
     if hello.layout_digest != self.run.layout.digest():
       raise ServiceError("FAILED_PRECONDITION", "another layout")
-    self.controls.append(EchoControl())
+    self.controls.append(EchoControl(self.epoch))
     return self.controls[-1]
 
   def push(self, header: port.ReplyHeader, chunks) -> port.PushResult:
@@ -192,7 +193,7 @@ def reply_header(fragment: int, num_bytes: int) -> port.ReplyHeader:
 
 
 def push_parts(client: Client, parts) -> pb.PushOutcome:
-  call = client._call("PushFragment", "bulk")
+  call = client._call("PushFragment", 0, "bulk")
   return call(iter(parts))
 
 
@@ -327,7 +328,7 @@ def test_a_broken_upload_is_seen_by_the_syncer():
 
   with serving(store) as (_, client):
     stop = threading.Event()
-    push = client._call("PushFragment", "bulk")
+    push = client._call("PushFragment", 0, "bulk")
     call = push.func.future(parts(stop), **push.keywords)
     while not store.num_chunks:
       time.sleep(0.01)
@@ -376,6 +377,34 @@ def test_no_syncer_is_unavailable_and_the_next_address_is_tried():
 
   assert caught.value.is_worth_retrying
   assert run == make_run()
+
+
+def test_an_older_epoch_is_refused_and_the_next_address_is_tried():
+  # A syncer that was stopped, taken over from, and goes on.
+  new = Store(make_run(epoch=2), epoch=2)
+  with serving(new) as (server, _), serving(Store(make_run())) as (old, _):
+    client = Client((server.address, old.address))
+    assert client.get_run().epoch == 2
+    client._leave(0)  # As after a broken connection.
+    with pytest.raises(ServiceError, match=f"{old.address} serves epoch 1"):
+      client.get_run()
+    assert next(client.join(HELLO).notices())[1].epoch == 2
+    client._leave(0)
+    with pytest.raises(ServiceError, match="epoch 2") as caught:
+      next(client.join(HELLO).notices())
+    assert client.get_run().epoch == 2
+    client.close()
+
+  assert caught.value.is_worth_retrying
+
+
+def test_two_calls_that_fail_at_one_address_leave_it_once():
+  client = Client(("127.0.0.1:1", "127.0.0.1:2"))
+  client._leave(0)
+  client._leave(0)
+  with pytest.raises(ServiceError, match=r"127\.0\.0\.1:2"):
+    client.get_run()
+  client.close()
 
 
 def test_forty_learners_wait_and_a_status_is_answered_within_a_second():

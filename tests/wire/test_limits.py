@@ -127,7 +127,7 @@ def test_a_push_that_stands_still_is_given_up_and_leaves_no_trace(serve):
     over.wait(30.0)
 
   with pytest.raises(grpc.RpcError) as caught:
-    run.sync._call("PushFragment", "bulk")(parts())
+    run.sync._call("PushFragment", 0, "bulk")(parts())
   over.set()
   result = voice.push(pull)
 

@@ -158,7 +158,7 @@ def test_admin_calls_are_denied_to_learners(serve, name):
   client = Client(run.address, mutual(), "0")
 
   with pytest.raises(ServiceError, match="learner's token") as caught:
-    client._ask(name, request)
+    client._ask(name, request, 0)
   client.close()
 
   assert caught.value.code == "PERMISSION_DENIED"
