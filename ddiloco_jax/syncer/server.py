@@ -4,7 +4,9 @@ It carries any Synchronizer; the rules about who may listen where are here.
 (arXiv 2604.21428, Sec. 3.)
 """
 
+from collections.abc import Callable
 from concurrent import futures
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -14,16 +16,22 @@ from ddiloco_jax.syncer.errors import InUse
 from ddiloco_jax.syncer.relay import Relay
 from ddiloco_jax.syncer.service import Served, Service
 from ddiloco_jax.wire import listening, methods, options, tls, tokens
+from ddiloco_jax.wire.status import ServiceError, abort
+
+_NAMES = (methods.SERVICE.full_name, health.SERVICE_NAME)
 
 
 class Server:
-  """Has an address from its making on, and answers there once it serves.
+  """Listens from its making on, and answers for a run once it serves one.
 
-  A run that is not made yet finds out first whether it could be reached; who
-  connects too early waits.
+  A run that is not made yet finds out first whether it could be reached. Until
+  then its health is NOT_SERVING, and every call of the run is answered with
+  UNAVAILABLE, so that who calls tries again or elsewhere.
 
   Args:
     address: HOST:PORT to listen on; port 0 takes a free one.
+    cfg: Of the wire.
+    waits_for: A sentence for who calls too early; any thread may ask it.
 
   Attributes:
     address: What learners are given, HOST:PORT.
@@ -34,7 +42,12 @@ class Server:
     ValueError: an address that is malformed, or beyond loopback without TLS.
   """
 
-  def __init__(self, address: str, cfg: options.WireConfig):
+  def __init__(
+    self,
+    address: str,
+    cfg: options.WireConfig,
+    waits_for: Callable[[], str] = lambda: "this syncer starts",
+  ):
     host, asked_port = listening.parse_address(address)
     known = tokens.read_tokens(cfg)
     listening.check_reach(host, "The syncer", cfg, has_tokens=bool(known))
@@ -57,24 +70,60 @@ class Server:
     except OSError as error:
       raise InUse(str(error)) from error
     self.address = listening.join(host, self.port)
+    self._run = _Run(waits_for)
+    self._start()
 
   def serve(self, synchronizer: Served) -> None:
     """Starts to answer for the Syncer, or for anything that mirrors it."""
-    server = self._server
-    names = (methods.SERVICE.full_name, health.SERVICE_NAME)
-    for name in ("", *names):
-      self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
-    health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-    reflection.enable_server_reflection(
-      (*names, reflection.SERVICE_NAME), server
-    )
     service = Service(
       synchronizer, self._cfg, self._gate, Relay(self._cfg, self._known)
     )
-    server.add_generic_rpc_handlers((methods.make_handlers(service),))
-    server.start()
+    self._run.handlers = methods.make_handlers(service)
+    self._say(health_pb2.HealthCheckResponse.SERVING)
 
   def stop(self, grace_s: float) -> None:
     """Refuses new calls, and ends those still open after grace_s."""
+    self.shut(grace_s).wait()
+
+  def shut(self, grace_s: float) -> Any:
+    """As `stop`, without waiting for the calls that still run: an event."""
     self._health.enter_graceful_shutdown()
-    self._server.stop(grace_s).wait()
+    return self._server.stop(grace_s)
+
+  def _start(self) -> None:
+    server = self._server
+    self._say(health_pb2.HealthCheckResponse.NOT_SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+    reflection.enable_server_reflection(
+      (*_NAMES, reflection.SERVICE_NAME), server
+    )
+    server.add_generic_rpc_handlers((self._run,))
+    server.start()
+
+  def _say(self, status: Any) -> None:
+    for name in ("", *_NAMES):
+      self._health.set(name, status)
+
+
+class _Run(grpc.GenericRpcHandler):
+  """Calls of a run: refused as long as there is none.
+
+  Attributes:
+    handlers: Of the run.
+  """
+
+  def __init__(self, waits_for: Callable[[], str]):
+    self._waits_for = waits_for
+    self.handlers: grpc.GenericRpcHandler | None = None
+
+  def service(self, handler_call_details: Any) -> Any:
+    if self.handlers is not None:
+      return self.handlers.service(handler_call_details)
+    if not handler_call_details.method.startswith(f"/{_NAMES[0]}/"):
+      return None
+    # Of any kind of call: it takes nothing in, and gives nothing out.
+    return grpc.stream_stream_rpc_method_handler(self._refuse)
+
+  def _refuse(self, requests: Any, context: grpc.ServicerContext) -> Any:
+    text = f"{self._waits_for()}. Try again, or the next address."
+    abort(context, ServiceError("UNAVAILABLE", text))
