@@ -19,7 +19,9 @@ from ddiloco_jax import config
 from ddiloco_jax.launch import exits, process, watchdog
 
 _SYNCER = flags.DEFINE_string(
-  "syncer", None, "HOST:PORT of the syncer; without it, plain training."
+  "syncer",
+  None,
+  "HOST:PORT[,HOST:PORT] of the syncer; without it, plain training.",
 )
 _LEARNER_ID = flags.DEFINE_string(
   "learner_id", "0", "This learner's name in the run: unique among the living."

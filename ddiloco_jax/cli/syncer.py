@@ -3,7 +3,7 @@
   python -m ddiloco_jax.cli.syncer --config=configs/tiny.py --run_dir=runs/a
 
 It prints and writes to RUN_DIR/address where it serves, and ends when the run
-does. Exit codes: 0 the run ended well, 1 failure, 2 bad usage or config, 4 too
+does. With --standby it waits until the syncer of the run is gone, and takes over. Exit codes: 0 the run ended well, 1 failure, 2 bad usage or config, 4 too
 few learners for sync.quorum_timeout_s, 6 address or directory in use, 7 a
 commit or a checkpoint could not be written, 8 another syncer has taken over.
 """
@@ -35,6 +35,12 @@ _SNAPSHOT = flags.DEFINE_string(
   None,
   "OLD_RUN_DIR/snapshots/ID, or /latest: a new run in --run_dir goes on from it.",
 )
+_STANDBY = flags.DEFINE_bool(
+  "standby",
+  False,
+  "Take over the run in the directory once its syncer is gone; both have"
+  " run.standby_lease_s.",
+)
 _ARRAYS = flags.DEFINE_string(
   "layout_arrays",
   None,
@@ -57,8 +63,15 @@ config.define_flag()
 
 
 def main() -> int:
+  with exits.edge():
+    if _STANDBY.value and _RESTORE.value:
+      raise ValueError(
+        "--standby and --restore were both given: the one waits until the"
+        " run's syncer is gone, and then restores; the other restores now."
+        " Leave one of them out."
+      )
   # Imported here: the flags above answer --help before JAX is loaded.
-  from ddiloco_jax.launch import arrays, syncing
+  from ddiloco_jax.launch import arrays, serving, standby
 
   with exits.edge():
     cfg = config.parsed()
@@ -66,21 +79,26 @@ def main() -> int:
       run = dataclasses.replace(cfg.run, record_payloads=True)
       cfg = dataclasses.replace(cfg, run=run)
     theta = arrays.load_arrays(_ARRAYS.value) if _ARRAYS.value else None
-  run_dir = pathlib.Path(_RUN_DIR.value or cfg.run.directory)
+  start = serving.Start(
+    cfg,
+    pathlib.Path(_RUN_DIR.value or cfg.run.directory),
+    theta,
+    pathlib.Path(_SNAPSHOT.value) if _SNAPSHOT.value else None,
+    on_lost=lambda lost: process.end_soon(lost, cfg.run.standby_lease_s / 2),
+  )
   stop = process.stop_on_signals()
   with contextlib.ExitStack() as stack:
     # First, as the address: a port that is taken leaves no run behind.
     metrics = _exporter(stack)
-    served = stack.enter_context(
-      syncing.serving(
-        cfg,
-        run_dir,
-        _ADDRESS.value,
-        _RESTORE.value,
-        theta,
-        pathlib.Path(_SNAPSHOT.value) if _SNAPSHOT.value else None,
-      )
-    )
+    if _STANDBY.value:
+      turn = standby.standing_by(start, _ADDRESS.value, stop.reason, _say_ready)
+    else:
+      turn = serving.serving(start, _ADDRESS.value, _RESTORE.value)
+    try:
+      served = stack.enter_context(turn)
+    except standby.StoodDown as done:
+      logging.info("stands by no more: %s", done)
+      return done.exit_code
     if metrics is not None:
       metrics.watch(served.run.syncer.status)
       logging.info("metrics are at http://%s/metrics", metrics.address)
@@ -88,6 +106,10 @@ def main() -> int:
     finished = served.run.run(stop.reason)
   logging.info("the run ended: %s", finished.reason)
   return finished.exit_code
+
+
+def _say_ready(address: str) -> None:
+  print(f"syncer stands by at {address}", flush=True)
 
 
 def _exporter(stack: contextlib.ExitStack) -> Exporter | None:

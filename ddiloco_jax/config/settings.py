@@ -44,6 +44,9 @@ class RunConfig:
       written: "stop", or "continue" without it and try again with the next.
     accept_loss: Let a syncer go on with `--restore` although versions that
       learners can have been told of are damaged or missing on disk.
+    standby_lease_s: Without a heartbeat of the syncer for so long, one that was
+      started with `--standby` takes over; the syncer itself steps down after
+      half of it. The same at both; 0 for no heartbeat and no standby.
     checkpoint_every_s: Time between two checkpoints of the syncer.
     snapshot_every_merges: Merges between two consistent snapshots of the
       whole run; 0 for none but those that an operator takes.
@@ -74,6 +77,7 @@ class RunConfig:
   durability: str = "commit"
   on_write_error: str = "stop"
   accept_loss: bool = False
+  standby_lease_s: float = 0.0
   checkpoint_every_s: float = 60.0
   snapshot_every_merges: int = 0
   max_to_keep: int = 3
@@ -93,6 +97,7 @@ class RunConfig:
       "max_steps",
       "checkpoint_every_steps",
       "recover_s",
+      "standby_lease_s",
       "snapshot_every_merges",
       "stuck_s",
     ):

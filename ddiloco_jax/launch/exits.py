@@ -4,6 +4,8 @@ import contextlib
 import pathlib
 from collections.abc import Iterator
 
+from ddiloco_jax.syncer.errors import Stopping
+
 OK = 0
 FAILED = 1
 BAD_USAGE = 2
@@ -33,7 +35,7 @@ class BadUsage(ValueError):
   """What a user gave cannot be; it ends a command in one line, BAD_USAGE."""
 
 
-class WriteFailed(Exception):
+class WriteFailed(Stopping):
   """What had to be durable could not be written."""
 
 

@@ -80,6 +80,18 @@ def refuse_owned(names: Sequence[str]) -> None:
     )
 
 
+def end_soon(error: Superseded, grace_s: float) -> None:
+  """Ends this process even where a disk that hangs keeps it from doing so."""
+
+  def end() -> None:
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    os._exit(SUPERSEDED)
+
+  timer = threading.Timer(grace_s, end)
+  timer.daemon = True
+  timer.start()
+
+
 class Joint(NamedTuple):
   """What ties one learner process to its syncer and to its peers."""
 

@@ -86,7 +86,7 @@ def make_start(
     )
     state = machine.restore(rules, machine.save(old), store.epoch, merged)
     _check_goes_on(state, store.path)
-    _check_fixed(cfg, record["config"])
+    check_fixed(cfg, record["config"])
     run_id = record["run_id"]
     origin = Origin(*record.get("origin", origin))
     if snapshot is not None:
@@ -94,7 +94,7 @@ def make_start(
   elif snapshot is not None:
     cut = manifest.find(snapshot)
     found = store.restore_from(
-      cut, layout, tx, lambda record: _check_fixed(cfg, record["config"])
+      cut, layout, tx, lambda record: check_fixed(cfg, record["config"])
     )
     tensors = found.tensors
     state = machine.restore(rules, found.state, store.epoch)
@@ -169,7 +169,7 @@ def _check_began_from(
   )
 
 
-def _check_fixed(cfg: config.Config, saved: Mapping[str, Any]) -> None:
+def check_fixed(cfg: config.Config, saved: Mapping[str, Any]) -> None:
   """Refuses what may not change in a run: learners go on with what it was."""
   now = json.loads(config.to_json(cfg))
   for name in _FIXED:

@@ -1,7 +1,7 @@
 """Assembles a syncer from a config and a directory, and sees its run to the end.
 
 The one place where the machine, the merger, the store and the tape meet; tests
-use it in process, `cli/syncer.py` behind a gRPC server.
+use it in process, `launch/serving.py` behind a gRPC server.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import json
 import logging
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -19,11 +19,12 @@ import optax
 
 from ddiloco_jax import config
 from ddiloco_jax.algorithm import fragments, outer
-from ddiloco_jax.launch import exits, provenance, starting
+from ddiloco_jax.launch import exits, provenance, run_log, starting
 from ddiloco_jax.models import transformer
 from ddiloco_jax.protocol import events, machine, tape
-from ddiloco_jax.syncer import server
-from ddiloco_jax.syncer.files import Files
+from ddiloco_jax.syncer.errors import Superseded
+from ddiloco_jax.syncer.files import Files, OsFiles
+from ddiloco_jax.syncer.heartbeat import Heartbeat
 from ddiloco_jax.syncer.merger import Merger
 from ddiloco_jax.syncer.payloads import PayloadWriter
 from ddiloco_jax.syncer.store import Store
@@ -32,9 +33,21 @@ from ddiloco_jax.training import metrics
 from ddiloco_jax.training.checkpoint import CheckpointError
 
 _log = logging.getLogger(__name__)
-_STOP_GRACE_S = 2.0  # For the last words of open calls.
-_SAY_WAIT_S = 2.0  # A wait that lasts as long is logged.
-_OTHER_CALLS = 8  # Those who watch a run hold one each.
+
+
+class Post(NamedTuple):
+  """Where a run is served, and how its process comes to serve it.
+
+  Attributes:
+    address: HOST:PORT, for those who stand by.
+    takes_over: The epoch to take, for a standby; 0 for any other start.
+    on_lost: Called, from a thread that waits for nothing, when the run may have
+      been taken over; see `Heartbeat`.
+  """
+
+  address: str = ""
+  takes_over: int = 0
+  on_lost: Callable[[Superseded], None] = lambda error: None
 
 
 class SyncerRun:
@@ -49,9 +62,11 @@ class SyncerRun:
     tx: The outer optimizer; None for the one of `cfg.outer`.
     files: Operations on the files of commits.
     snapshot: Of another run: what a run without progress goes on from.
+    post: See Post.
 
   Raises:
-    InUse: see Store.
+    InUse, TooLate: see Store.
+    Superseded: the run was taken over while this process still restored it.
     BadUsage: settings that do not fit the model, or the checkpoint; a run that
       has reached its end; a directory that cannot be written to.
   """
@@ -65,6 +80,7 @@ class SyncerRun:
     tx: optax.GradientTransformation | None = None,
     files: Files | None = None,
     snapshot: pathlib.Path | None = None,
+    post: Post = Post(),  # noqa: B008
   ):
     params = init_params(cfg) if theta is None else dict(theta)
     path = pathlib.Path(run_dir)
@@ -76,6 +92,11 @@ class SyncerRun:
           cfg.fragments.num_fragments,
         )
         tx = outer.make_outer(cfg.outer) if tx is None else tx
+        files = files or OsFiles()
+        self._heartbeat = Heartbeat(
+          path, files, post.address, cfg.run.standby_lease_s, post.on_lost
+        )
+        stack.callback(self._heartbeat.close)
         self.store = Store(
           run_dir,
           restore,
@@ -83,11 +104,14 @@ class SyncerRun:
           files,
           accept_loss=cfg.run.accept_loss,
           may_begin=snapshot is not None,
+          takes_over=post.takes_over,
+          claimed=self._heartbeat.start,
         )
         stack.callback(self._close_store)
         start = starting.make_start(
           cfg, layout, params, tx, self.store, snapshot
         )
+        self._heartbeat.begin(start.state.epoch)
         self._begin(cfg, start)
         stack.callback(self._metrics.close)
         self._payloads = self._make_payloads(cfg, start)
@@ -114,8 +138,9 @@ class SyncerRun:
     """
     saved, stopping = time.monotonic(), False
     cut_at = self._num_merges()
-    say_wait = _WaitLog(self.syncer)
+    say_wait = run_log.WaitLog(self.syncer)
     while (finished := self.syncer.wait(0.2)) is None:
+      self._heartbeat.check()
       say_wait()
       reason = should_stop()
       if reason and not stopping:
@@ -133,6 +158,7 @@ class SyncerRun:
     with exits.writing_checkpoints():
       self._save()
       self.store.wait()
+    self._heartbeat.end(finished.reason, finished.exit_code)
     return finished
 
   def close(self) -> None:
@@ -159,6 +185,7 @@ class SyncerRun:
       "config": json.loads(config.to_json(cfg)),
     }
     self._every_s = cfg.run.checkpoint_every_s
+    self._is_durable = cfg.run.durability == "commit"
     self._on_write_error = cfg.run.on_write_error
     self._cut_every = cfg.run.snapshot_every_merges
     if start.spec.origin_run_id and not self.store.has_progress:
@@ -209,7 +236,7 @@ class SyncerRun:
       cfg.merge,
       cfg.wire.down_format,
       record=self._payloads.write if self._payloads else None,
-      commit=self._commit if cfg.run.durability == "commit" else None,
+      commit=self._commit,
     )
     start = time.monotonic() - state.now
     return Syncer(
@@ -229,11 +256,21 @@ class SyncerRun:
     theta: Mapping[str, np.ndarray],
     outer_state: Any,
   ) -> None:
+    """Makes a merge durable, as the settings have it, before it is published.
+
+    Raises:
+      WriteFailed: it is not durable.
+      Superseded: another syncer has taken over the run.
+    """
+    if not self._is_durable:
+      self.store.check_not_superseded()
+      return
     try:
       self.store.commit(self.syncer.state, merged, theta, outer_state)
     except OSError as error:
       what = f"version {merged.version.n} of fragment {merged.fragment} is not"
       self._write_failed(f"{what} durable", error)
+      self.store.check_not_superseded()
 
   def _write_failed(self, what: str, error: Exception) -> None:
     """Says so everywhere; then the run stops, or goes on without it.
@@ -265,6 +302,7 @@ class SyncerRun:
     effects: tuple[events.Effect, ...],
     state: machine.State,
   ) -> None:
+    self._heartbeat.check()  # Before anybody is told of it.
     try:
       self._tape.append(event, effects, state)
     except OSError as error:  # Nothing is decided that is not on the tape.
@@ -275,65 +313,8 @@ class SyncerRun:
     for effect in effects:
       if isinstance(effect, events.SnapshotOver) and not effect.reason:
         self.store.name_cut(effect)
-      if line := _metrics_line(effect):
+      if line := run_log.metrics_line(effect):
         self._metrics.write({"time": event.time, "t": state.t, **line})
-
-
-class _WaitLog:
-  """Logs what a run waits for, once it has waited for a while."""
-
-  def __init__(self, syncer: Syncer):
-    self._syncer = syncer
-    self._looked_at = self._since = time.monotonic()
-    self._sentence, self._is_said = "", True
-
-  def __call__(self) -> None:
-    now = time.monotonic()
-    if now - self._looked_at < _SAY_WAIT_S / 2:
-      return
-    self._looked_at = now
-    sentence = self._syncer.status().waiting_for
-    if sentence != self._sentence:
-      self._sentence, self._since, self._is_said = sentence, now, False
-    elif not self._is_said and now - self._since >= _SAY_WAIT_S:
-      _log.info("what the run waits for: %s", sentence)
-      self._is_said = True
-
-
-class Served(NamedTuple):
-  """A syncer that learners can reach."""
-
-  run: SyncerRun
-  address: str
-
-
-@contextlib.contextmanager
-def serving(
-  cfg: config.Config,
-  run_dir: pathlib.Path,
-  address: str,
-  restore: bool = False,
-  theta: Mapping[str, np.ndarray] | None = None,
-  snapshot: pathlib.Path | None = None,
-) -> Iterator[Served]:
-  """A syncer behind its gRPC server; RUN_DIR/address tells where.
-
-  Raises:
-    InUse: the address or the directory is taken.
-    BadUsage: an address, a directory or settings that cannot be; a run that
-      has ended.
-  """
-  with exits.edge():
-    _check_calls(cfg)
-    listening = server.Server(address, cfg.wire)  # First: it leaves no trace.
-  with contextlib.ExitStack() as stack:
-    stack.callback(listening.stop, 0.0)
-    run = SyncerRun(cfg, str(run_dir), restore, theta, snapshot=snapshot)
-    stack.callback(run.close)
-    listening.serve(run.syncer)
-    stack.callback(listening.stop, _STOP_GRACE_S)  # Before the run closes.
-    (run_dir / "address").write_text(listening.address)
-    yield Served(run, listening.address)
 
 
 def init_params(cfg: config.Config) -> dict[str, np.ndarray]:
@@ -347,47 +328,3 @@ def init_params(cfg: config.Config) -> dict[str, np.ndarray]:
     path: np.array(x)
     for path, x in fragments.flatten(jax.device_get(params)).items()
   }
-
-
-def _check_calls(cfg: config.Config) -> None:
-  """Refuses a server that its learners alone would fill.
-
-  No relation of the config: a learner's own `wire.max_calls` serves nobody.
-  """
-  needed = 2 * cfg.sync.max_learners + _OTHER_CALLS
-  if cfg.wire.max_calls < needed:
-    raise ValueError(
-      f"wire.max_calls is {cfg.wire.max_calls}: with sync.max_learners="
-      f"{cfg.sync.max_learners} it must be at least {needed}, a stream and a"
-      f" transfer for each learner and {_OTHER_CALLS} more. Raise it, or lower"
-      " sync.max_learners."
-    )
-
-
-def _metrics_line(effect: events.Effect) -> dict[str, Any] | None:
-  """The line of metrics.jsonl for an effect that is worth one."""
-  match effect:
-    case events.Publish(exact=False) if effect.receivers:
-      included = [
-        r.learner
-        for r in effect.receivers
-        if r.outcome == events.Outcome.INCLUDED
-      ]
-      return {
-        "what": "publish",
-        "fragment": effect.fragment,
-        "n": effect.version.n,
-        "contributors": included,
-        "reason": effect.reason,
-      }
-    case events.SnapshotOver():
-      return {
-        "what": "snapshot",
-        "snapshot": effect.snapshot,
-        "learners": effect.learners,
-        "skipped": effect.skipped,
-        "reason": effect.reason,
-      }
-    case events.GiveUp() | events.Alarm() | events.Ending() | events.Finished():
-      return {"what": type(effect).__name__.lower(), "reason": effect.reason}
-  return None

@@ -1,9 +1,11 @@
 """One learner's control stream, on the syncer's side."""
 
+import contextlib
 import queue
 from collections.abc import Callable, Iterator
 
 from ddiloco_jax.protocol import events
+from ddiloco_jax.syncer.errors import Stopping
 from ddiloco_jax.wire import port
 
 
@@ -57,7 +59,8 @@ class Control:
   def close(self) -> None:
     """The learner's end of the stream is gone, without a goodbye."""
     if self.session and not self._ended:
-      self._receive(events.Disconnected())
+      with contextlib.suppress(Stopping):
+        self._receive(events.Disconnected())
     self.end()
 
   def tell(self, stamp: port.Stamp, notice: port.Notice) -> None:

@@ -62,6 +62,7 @@ class Journal:
     damage: Sentences: what `entries` has come across so far.
     end: A sentence: where it ended; files that a crash may have left as they
       are, and that may be damaged just as well.
+    fenced: The newest epoch that this process has taken; 0 for none.
   """
 
   def __init__(self, directory: pathlib.Path, files: Files):
@@ -69,6 +70,7 @@ class Journal:
     self._files = files
     self.damage: list[str] = []
     self.end = "there is no file of it that counts"
+    self.fenced = 0
     self._lock = threading.Lock()
     self._head: dict[str, Any] = {}
     self._fd = -1
@@ -87,14 +89,24 @@ class Journal:
     newest = self._newest()
     return 0 if newest is None else newest[0].epoch
 
+  def least_begun(self, epoch: int) -> int | None:
+    """The fewest merges with which a file of a later epoch than this begins.
+
+    What a process of this epoch did beyond them counts for nothing.
+    """
+    later = (self._read_head(n) for n in self._names() if n.epoch > epoch)
+    return min((head["num_merges"] for head in later if head), default=None)
+
   def fence(self, epoch: int) -> None:
     """Takes an epoch: every process of an earlier one publishes no more.
 
     Raises:
       FileExistsError: another process has taken it.
     """
+    self.close()  # Of an earlier one that was not begun.
     self.directory.mkdir(parents=True, exist_ok=True)
     self._create(Name(epoch, 0))
+    self.fenced = epoch
 
   def begin(
     self, head: dict[str, Any], previous: Place | None, num_merges: int
@@ -189,6 +201,8 @@ class Journal:
           else:
             self._note_damage(name, found)
     for name in self._names():
+      if name.epoch == self.fenced:
+        continue  # Nothing is in it yet.
       if not chain or name > chain[-1][0]:
         found = self._first(name)
         if isinstance(found, records.Fault) and not found.is_torn:

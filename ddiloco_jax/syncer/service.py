@@ -15,6 +15,7 @@ import grpc
 from ddiloco_jax.protocol import events
 from ddiloco_jax.protocol.status import Status
 from ddiloco_jax.syncer import limits
+from ddiloco_jax.syncer.errors import Stopping
 from ddiloco_jax.syncer.relay import Relay
 from ddiloco_jax.wire import (
   codec,
@@ -255,6 +256,9 @@ def _faults(context) -> Iterator[None]:
     yield
   except ServiceError as error:
     abort(context, error)
+  except Stopping as error:
+    text = f"this syncer stops: {error} Try again, or the next address."
+    abort(context, ServiceError("UNAVAILABLE", text))
 
 
 def _receive_hello(requests: Iterator[pb.LearnerMessage]) -> port.Hello:

@@ -8,7 +8,6 @@ once nothing can refuse the start any more, the run in it is as it was.
 """
 
 import contextlib
-import fcntl
 import logging
 import pathlib
 from collections.abc import Callable, Mapping
@@ -20,7 +19,7 @@ import optax
 
 from ddiloco_jax.algorithm import fragments
 from ddiloco_jax.protocol import events, machine, saved
-from ddiloco_jax.syncer import losses, manifest, restoring
+from ddiloco_jax.syncer import lock, losses, manifest, restoring
 from ddiloco_jax.syncer.errors import InUse
 from ddiloco_jax.syncer.files import Files, OsFiles
 from ddiloco_jax.syncer.journal import Journal, Place
@@ -50,6 +49,10 @@ class Store:
     accept_loss: Go on although published versions are lost.
     may_begin: A directory without a run is none to refuse, though `restore`
       is set.
+    takes_over: The epoch to take, before anything is read, from a syncer that
+      may still hold the lock; 0 for a start that waits its turn.
+    claimed: Called with the epoch, as far as it is known by then, once the
+      directory is this process's and before anything in it is read.
 
   Attributes:
     epoch: Of this start, once `restore` has been called if there is progress.
@@ -60,6 +63,7 @@ class Store:
     InUse: a live syncer holds it, or it has a run's progress and `restore` is
       not set, or `restore` is set and there is no run, or it has merges and no
       checkpoint.
+    TooLate: another syncer has taken that epoch, or a later one.
   """
 
   def __init__(
@@ -71,33 +75,36 @@ class Store:
     *,
     accept_loss: bool = False,
     may_begin: bool = False,
+    takes_over: int = 0,
+    claimed: Callable[[int], object] = lambda epoch: None,
   ):
     self.path = pathlib.Path(directory)
     self.path.mkdir(parents=True, exist_ok=True)
     self._files = files or OsFiles()
+    self._journal = Journal(self.path / "journal", self._files)
     with contextlib.ExitStack() as stack:
-      self._lock = stack.enter_context(open(self.path / "lock", "a"))
-      try:
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      except BlockingIOError:
-        raise InUse(
-          f"{directory} is locked by a syncer that is running: one directory"
-          " holds one run. Stop that syncer, or give another --run_dir."
-        ) from None
+      stack.callback(self._journal.close)
+      if takes_over:
+        self._lock = lock.take_over(self.path, self._journal, takes_over)
+      else:
+        self._lock = lock.take(self.path)
+      stack.callback(self._lock.close)
+      claimed(takes_over or 1 + self._journal.last_epoch())
       self.checkpoints = checkpoint.Checkpoints(
         str(self.path / "checkpoints"), max_to_keep=max_to_keep
       )
       self._accept_loss = accept_loss
-      self._damaged: list[int] = []  # Checkpoints newer than the restored one.
+      self._unused: list[int] = []  # Checkpoints newer than the restored one.
       self._newest = self.checkpoints.latest()  # Or under way.
       self.has_progress = self._newest is not None
-      self._journal = Journal(self.path / "journal", self._files)
       self._place: Place | None = None  # Of the newest commit restored.
       self._changed: dict[int, _Changed] = {}
       last = self._journal.last_begun()
       self._tapes = Tapes(self.path, self._files, last)
       self.epoch = 1 + max(self._journal.last_epoch(), self._tapes.epoch)
-      self._check(restore, may_begin)
+      if takes_over:
+        self.epoch = max(takes_over, 1 + self._tapes.epoch)
+      self._check(restore, may_begin or bool(takes_over))
       stack.pop_all()
 
   def _check(self, restore: bool, may_begin: bool) -> None:
@@ -142,16 +149,19 @@ class Store:
     Raises:
       InUse: another syncer has taken the epoch.
     """
-    try:
-      self._journal.fence(self.epoch)
-    except FileExistsError:
-      raise InUse(
-        f"another syncer has begun epoch {self.epoch} of the run in {self.path}"
-        " since this one read it. Stop one of them."
-      ) from None
-    for step in self._damaged:
+    self._lock.check()
+    if self._journal.fenced != self.epoch:
+      try:
+        self._journal.fence(self.epoch)
+      except FileExistsError:
+        raise InUse(
+          f"another syncer has begun epoch {self.epoch} of the run in"
+          f" {self.path} since this one read it. Stop one of them."
+        ) from None
+      self._lock.check()  # Who takes over looks the other way round.
+    for step in self._unused:
       path = self.checkpoints.set_aside(step)
-      _log.warning("the damaged checkpoint %d is now %s", step, path)
+      _log.warning("the checkpoint %d does not count; it is now %s", step, path)
     self._tapes.set_aside()
     self._journal.begin({"run_id": run_id}, self._place, num_merges)
 
@@ -218,15 +228,26 @@ class Store:
         found = restoring.read_checkpoint(self.checkpoints, step, layout, tx)
       except checkpoint.CheckpointError as error:
         unread.append(f"{self.checkpoints.directory / str(step)}")
-        self._damaged.append(step)
+        self._unused.append(step)
         _log.warning(
           "the checkpoint %s is damaged, an older one is tried: %s",
           unread[-1],
           error.__cause__,
         )
-      else:
-        self._newest = step
-        return found
+        continue
+      least = self._journal.least_begun(found.state["epoch"])
+      if least is not None and step > least:
+        self._unused.append(step)
+        _log.warning(
+          "the checkpoint %d of epoch %d does not count: a later epoch went on"
+          " from merge %d",
+          step,
+          found.state["epoch"],
+          least,
+        )
+        continue
+      self._newest = step
+      return found
     raise ValueError(
       f"no checkpoint can be read; damaged: {', '.join(unread)}. Bring one back"
       " from a copy, or give another --run_dir; nothing was changed."
@@ -282,6 +303,9 @@ class Store:
     step = sum(f.version.n for f in state.fragments)  # Merges so far.
     if step == self._newest:
       return
+    if step in self.checkpoints.steps():
+      # A syncer that was stopped within a save, taken over from, and went on.
+      _log.warning("set aside: %s", self.checkpoints.set_aside(step))
     self.checkpoints.save(
       step,
       trees=restoring.trees_of(tensors),
@@ -313,6 +337,10 @@ class Store:
   def name_cut(self, over: events.SnapshotOver) -> None:
     """Writes what a cut holds, once it is one: its manifest.json."""
     manifest.write(self.path, over, self._files)
+
+  def check_not_superseded(self) -> None:
+    """Raises Superseded if another syncer has taken over the run."""
+    self._journal.check_not_superseded()
 
   def begin_save(self) -> None:
     """To be called before what `save` is given is taken: it covers the rest."""

@@ -11,7 +11,7 @@ import jax
 import optax
 import pytest
 
-from ddiloco_jax.launch import syncing
+from ddiloco_jax.launch import serving, syncing
 from ddiloco_jax.protocol import events, tape
 from ddiloco_jax.syncer.server import Server
 from tests.support.books import check_nothing_lost
@@ -64,7 +64,7 @@ def served_by(tx, cfg, run_dir):
   run = syncing.SyncerRun(cfg, str(run_dir), theta=THETA, tx=tx)
   server = Server("127.0.0.1:0", cfg.wire)
   server.serve(run.syncer)
-  served = ServedRun(syncing.Served(run, server.address), run_dir)
+  served = ServedRun(serving.Served(run, server.address), run_dir)
   try:
     yield served
   finally:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from ddiloco_jax.launch import exits, syncing
+from ddiloco_jax.launch import exits, serving, syncing
 from tests.support.over_grpc import THETA, settings
 from tests.support.processes import ROOT, SYNCER, TRAIN, ending, module
 
@@ -57,7 +57,7 @@ def test_a_directory_that_cannot_be_written_to_is_named(tmp_path, place):
 
   with (
     pytest.raises(exits.BadUsage, match="--run_dir") as caught,
-    syncing.serving(settings(), run_dir, "127.0.0.1:0", theta=THETA),
+    serving.serving(serving.Start(settings(), run_dir, THETA), "127.0.0.1:0"),
   ):
     pass
 

@@ -7,7 +7,7 @@ import socket
 import numpy as np
 import pytest
 
-from ddiloco_jax.launch import exits, syncing
+from ddiloco_jax.launch import exits, serving, syncing
 from ddiloco_jax.protocol import tape
 from ddiloco_jax.report import chronicle
 from ddiloco_jax.syncer.errors import InUse
@@ -181,7 +181,9 @@ def test_an_address_that_is_refused_leaves_no_run_behind(tmp_path):
     ):
       with (
         pytest.raises(error, match=told),
-        syncing.serving(settings(), tmp_path / "run", address, theta=THETA),
+        serving.serving(
+          serving.Start(settings(), tmp_path / "run", THETA), address
+        ),
       ):
         pass
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ddiloco_jax import config
-from ddiloco_jax.launch import syncing
+from ddiloco_jax.launch import serving
 from ddiloco_jax.learner import peer
 from ddiloco_jax.learner.client import Client
 from ddiloco_jax.learner.learner import Learner, LearnerConfig
@@ -59,7 +59,7 @@ class ServedRun:
     directory: Of the run.
   """
 
-  def __init__(self, served: syncing.Served, directory: pathlib.Path):
+  def __init__(self, served: serving.Served, directory: pathlib.Path):
     self.run, self.address = served
     self.directory = directory
     self._stop: str | None = None
@@ -107,9 +107,8 @@ def served_run(
   snapshot=None,
 ) -> Iterator[ServedRun]:
   theta = THETA if theta is None else theta
-  with syncing.serving(
-    cfg, run_dir, "127.0.0.1:0", restore, theta, snapshot
-  ) as served:
+  start = serving.Start(cfg, run_dir, theta, snapshot)
+  with serving.serving(start, "127.0.0.1:0", restore) as served:
     run = ServedRun(served, run_dir)
     try:
       yield run
