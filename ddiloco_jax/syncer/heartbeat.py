@@ -203,8 +203,8 @@ class Heartbeat:
         self._files.unlink(part)  # Of a renewal that failed.
       fd = self._files.create(part)
       try:
-        data = json.dumps(dataclasses.asdict(beat)).encode()
-        self._files.write(fd, memoryview(data))
+        text = json.dumps(dataclasses.asdict(beat), allow_nan=False)
+        self._files.write(fd, memoryview(text.encode()))
         self._files.sync(fd)
       finally:
         self._files.close(fd)

@@ -24,7 +24,8 @@ def seal(directory: pathlib.Path) -> None:
   path = directory / NAME
   part = path.with_suffix(".part")
   with part.open("w", encoding="utf-8") as file:
-    json.dump(_names(directory), file, indent=1, sort_keys=True)
+    names = _names(directory)
+    json.dump(names, file, indent=1, sort_keys=True, allow_nan=False)
     file.flush()
     os.fsync(file.fileno())
   part.rename(path)
