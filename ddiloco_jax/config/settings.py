@@ -58,6 +58,8 @@ class RunConfig:
     stuck_s: A training process that passes no step boundary and no wait for so
       long, its start, restore and compilation included, ends with a code of
       its own; 0 for no such bound.
+    step_s: A training step takes at least so long: where many learners share
+      few cores, each can stand for one whose accelerator leaves the cores free.
     state_address: Where a learner serves its inner optimizer's state to peers,
       HOST:PORT; "" for a free port of the address that reaches the syncer, "off"
       for nowhere.
@@ -85,6 +87,7 @@ class RunConfig:
   connect_timeout_s: float = 120.0
   max_solo_s: float = 3600.0
   stuck_s: float = 1800.0
+  step_s: float = 0.0
   state_address: str = ""
   recover_s: float = 30.0
 
@@ -99,6 +102,7 @@ class RunConfig:
       "recover_s",
       "standby_lease_s",
       "snapshot_every_merges",
+      "step_s",
       "stuck_s",
     ):
       _check(self, name, getattr(self, name) >= 0, "at least 0")

@@ -1,7 +1,7 @@
 """A learner process that is free of JAX, for fleets on one machine.
 
   python -m ddiloco_jax.launch.numpy_learner --syncer=HOST:PORT --learner_id=0 \\
-    --run_dir=RUN_DIR --step_s=1
+    --run_dir=RUN_DIR
 
 It trains `launch/numpy_model.py` in the project's own loop, over its own link,
 with the settings that the syncer wrote to RUN_DIR/config.json. Nothing of it is
@@ -68,7 +68,7 @@ def run_learner(flags: argparse.Namespace, settings: Settings) -> int:
     ),
     should_stop,
   )
-  trainer = numpy_model.NumpyTrainer(settings["train"], flags.step_s)
+  trainer = numpy_model.NumpyTrainer(settings["train"], run["step_s"])
   with exits.edge():
     make_batches = batches_of(settings, link.run.num_shards)
     _check_layout(link, trainer.params)
@@ -148,7 +148,6 @@ def _make_parser() -> argparse.ArgumentParser:
   add("--syncer", required=True, help="HOST:PORT[,HOST:PORT]")
   add("--learner_id", required=True, help="its name in the run")
   add("--run_dir", required=True, type=pathlib.Path, help="of the syncer")
-  add("--step_s", type=float, default=0.0, help="least time of a step")
   add("--takeover", action="store_true", help="fence a process of this id")
   return parser
 

@@ -38,11 +38,9 @@ class NumpyLearners:
 
   Attributes:
     theta: An .npz with Theta 0 of their model.
-    step_s: The least time that a step takes.
   """
 
   theta: pathlib.Path
-  step_s: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +115,7 @@ def syncer_process(plan: RunPlan) -> Process:
 def learner_process(plan: RunPlan, learner: int) -> Process:
   """One learner; after a death it takes its own id and checkpoint over."""
   if plan.numpy:
-    return _numpy_learner(plan, learner, plan.numpy.step_s)
+    return _numpy_learner(plan, learner)
   argv = (
     sys.executable,
     "-m",
@@ -139,7 +137,7 @@ def learner_process(plan: RunPlan, learner: int) -> Process:
   )
 
 
-def _numpy_learner(plan: RunPlan, learner: int, step_s: float) -> Process:
+def _numpy_learner(plan: RunPlan, learner: int) -> Process:
   argv = (
     sys.executable,
     "-m",
@@ -147,7 +145,6 @@ def _numpy_learner(plan: RunPlan, learner: int, step_s: float) -> Process:
     f"--syncer={ADDRESS}",
     f"--learner_id={learner}",
     f"--run_dir={plan.run_dir}",
-    f"--step_s={step_s:g}",
   )
   return Process(
     name=learner_name(learner),

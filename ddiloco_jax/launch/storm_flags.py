@@ -59,8 +59,7 @@ def make_parser(text: str | None) -> argparse.ArgumentParser:
   add(
     "--step_s",
     type=float,
-    default=0.25,
-    help="least time of a step of --numpy_learners (default: 0.25)",
+    help="least time of a learner's step: sets run.step_s",
   )
   add("--seed", type=int, default=0, help="of the first storm (default: 0)")
   add(
@@ -109,7 +108,7 @@ def configs(
         config=flags.config,
         run_dir=directory / "storm",
         num_learners=flags.learners,
-        overrides=(*overrides, f"--config.run.seed={seed}"),
+        overrides=(*overrides, *_paced(flags), f"--config.run.seed={seed}"),
         owned=config.SYNCER_OWNED,
         numpy=_numpy_learners(flags, seed, directory),
       )
@@ -135,8 +134,14 @@ def _numpy_learners(
     return None
   from ddiloco_jax.launch import arrays, numpy_model
 
-  if not flags.step_s >= 0:
-    raise ValueError(f"--step_s={flags.step_s}: it must be at least 0")
   theta = directory / "theta.npz"
   arrays.save_arrays(theta, [numpy_model.init_params(seed)])
-  return plan.NumpyLearners(theta=theta, step_s=flags.step_s)
+  return plan.NumpyLearners(theta=theta)
+
+
+def _paced(flags: argparse.Namespace) -> tuple[str, ...]:
+  if flags.step_s is None:
+    return ()
+  if not flags.step_s >= 0:
+    raise ValueError(f"--step_s={flags.step_s}: it must be at least 0")
+  return (f"--config.run.step_s={flags.step_s}",)

@@ -65,7 +65,7 @@ def run_learner(
     if replaced:
       _log.info("the syncer's settings rule for %s", ", ".join(replaced))
     config.check_vocab(cfg)
-    model = make_trainer(cfg, seed=None)
+    model = make_trainer(cfg, None, cfg.run.step_s)
     check_layout(port.run.layout, model.params)
     make_batches = batches_of(cfg, port.run.num_shards)
     example = make_batches(0)(0)
@@ -134,7 +134,7 @@ def run_plain(
   with exits.edge(), exits.writing_to(directory):
     config.check_vocab(cfg)
     _check_directory(directory, restore)
-    model = make_trainer(cfg, cfg.run.seed)
+    model = make_trainer(cfg, cfg.run.seed, cfg.run.step_s)
     records = metrics.MetricsWriter(directory / "metrics.jsonl")
     (directory / "config.json").write_text(config.to_json(cfg))
     held_out = stream.held_out(
@@ -239,13 +239,16 @@ def _check_directory(directory: pathlib.Path, restore: bool) -> None:
     )
 
 
-def make_trainer(cfg: config.Config, seed: int | None) -> trainer.Trainer:
-  """A config's model on its mesh; see `Trainer` for the seed."""
+def make_trainer(
+  cfg: config.Config, seed: int | None, step_s: float = 0.0
+) -> trainer.Trainer:
+  """A config's model on its mesh; see `Trainer` for the others."""
   return trainer.Trainer(
     transformer.make_model(cfg.model),
     cfg.train,
     mesh.make_mesh(cfg.mesh),
     seed,
+    step_s,
   )
 
 

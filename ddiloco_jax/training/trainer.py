@@ -29,6 +29,7 @@ class Trainer:
     cfg: How.
     devices: The mesh that the state and the batches are laid over.
     seed: Of the initial parameters; None where they will be overwritten.
+    step_s: A step takes at least so long.
   """
 
   def __init__(
@@ -37,6 +38,7 @@ class Trainer:
     cfg: steps.TrainConfig,
     devices: Mesh,
     seed: int | None,
+    step_s: float = 0.0,
   ):
     self.state = (
       steps.blank_state(model, cfg, devices)
@@ -46,6 +48,8 @@ class Trainer:
     self._mesh = devices
     self._rate = steps.learning_rate(cfg)
     self._step = steps.make_train_step(model, cfg, devices)
+    self._step_s = step_s
+    self._began = time.monotonic()
     self._age = 0
     self._pending: tuple[int, steps.Metrics] | None = None
     self._last_read = time.monotonic()
@@ -84,6 +88,7 @@ class Trainer:
       The record of the step before, empty at the first.
     """
     before = self._pending
+    self._began = time.monotonic()
     state = self.state.replace(schedule_step=np.int32(index))
     placed = mesh.place_batch(dict(batch), self._mesh)
     self.state, metrics = self._step(state, placed)
@@ -192,6 +197,7 @@ class Trainer:
       return {}
     at, metrics = pending
     values = {name: float(x) for name, x in jax.device_get(metrics).items()}
+    time.sleep(max(0.0, self._began + self._step_s - time.monotonic()))
     now = time.monotonic()
     step_s, self._last_read = now - self._last_read, now
     return {"step": at, **values, "step_s": step_s}

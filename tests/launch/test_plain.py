@@ -1,5 +1,7 @@
 """Plain training keeps one run to one directory."""
 
+import json
+
 import pytest
 
 from ddiloco_jax import config
@@ -7,13 +9,14 @@ from ddiloco_jax.launch import training
 from ddiloco_jax.syncer.errors import InUse
 
 
-def settings(num_steps):
+def settings(num_steps, step_s=0.0):
   cfg = config.default()
   cfg.model.num_layers, cfg.model.embed_dim, cfg.model.num_heads = 1, 16, 2
   cfg.train.batch_size, cfg.train.seq_len = 2, 16
   cfg.evaluate.num_windows = 4
   cfg.run.num_steps = num_steps
   cfg.run.log_every_steps = 1
+  cfg.run.step_s = step_s
   return config.freeze(cfg)
 
 
@@ -36,3 +39,14 @@ def test_a_directory_holds_one_run(tmp_path):
 
   train(run, 4, restore=True)
   assert (run / "metrics.jsonl").read_text().startswith(lines)
+
+
+def test_a_step_takes_as_long_as_it_was_told_to(tmp_path):
+  cfg = settings(4, step_s=0.15)
+
+  training.run_plain(cfg, tmp_path / "run", lambda: False)
+
+  text = (tmp_path / "run" / "metrics.jsonl").read_text()
+  lines = [json.loads(line) for line in text.splitlines()]
+  steps = [line["step_s"] for line in lines if "step_s" in line]
+  assert steps and min(steps) >= 0.15
