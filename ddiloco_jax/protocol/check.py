@@ -6,9 +6,9 @@ faults of one message. (INVALID_ARGUMENT in the table of the service.)
 
 import math
 
-from ddiloco_jax.protocol import events, membership
+from ddiloco_jax.protocol import events, membership, possible
 from ddiloco_jax.protocol.events import Counts, Version
-from ddiloco_jax.protocol.state import State
+from ddiloco_jax.protocol.state import Learner, State
 
 # Beyond it a float64 cannot hold a count exactly, and nobody trains so long.
 MAX_COUNT = 2**53
@@ -32,6 +32,8 @@ def check(state: State, event: events.Event) -> None:
       _counts(event.counts, f"applied fragment {event.fragment}")
       _count(event.step, "applied: step")
       _published(state, event.fragment, event.version)
+      if old := _process(state, event):
+        possible.check_applied(old, event)
     case events.Pushing() | events.PushBroken():
       _fragment(state, event.fragment)
       _count(event.round, "push: round")
@@ -106,8 +108,8 @@ def _reported(state: State, event: events.Reported) -> None:
   for name, value in event.metrics:
     if not isinstance(value, int | float):
       raise ValueError(f"{who}: metric {name} is {value!r}; send a number")
-  old = state.learners.get(event.learner)
-  if old is None or old.gone or old.incarnation != event.incarnation:
+  old = _process(state, event)
+  if old is None:
     return
   if event.step < old.step:
     raise ValueError(
@@ -121,6 +123,14 @@ def _reported(state: State, event: events.Reported) -> None:
         f"after {before.steps}, {before.tokens} from the same base: counts "
         "only grow until an adoption; send Applied before they start again"
       )
+  possible.check_report(state, old, event)
+
+
+def _process(state: State, event: events.LearnerEvent) -> Learner | None:
+  learner = state.learners.get(event.learner)
+  if learner is None or learner.gone:
+    return None
+  return learner if learner.incarnation == event.incarnation else None
 
 
 def _replied(state: State, event: events.Replied) -> None:

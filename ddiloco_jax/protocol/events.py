@@ -222,6 +222,13 @@ class Replied(LearnerEvent):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Misspoke(LearnerEvent):
+  """It said what cannot be, and was told so; nothing of it is taken."""
+
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Merged(Event):
   """The merge worker has the new bytes of a fragment ready to serve.
 

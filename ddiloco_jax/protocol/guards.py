@@ -6,7 +6,13 @@ its median anew. (arXiv 2604.21428, Sec. 3.1; the guards are ours.)
 
 import math
 
-from ddiloco_jax.protocol import events, ledger, membership, quorum
+from ddiloco_jax.protocol import (
+  events,
+  ledger,
+  membership,
+  possible,
+  quorum,
+)
 from ddiloco_jax.protocol.state import FragmentState, Refusal, Reply, Round
 from ddiloco_jax.protocol.turn import Turn
 
@@ -18,6 +24,8 @@ def fault_of(turn: Turn, event: events.Replied) -> tuple[str, str] | None:
   p, base = event.fragment, event.base
   newest = turn.fragments[p].version
   account = turn.account(event.learner, p)
+  if impossible := possible.fault_of_reply(turn, event):
+    return "counters", impossible
   if not math.isfinite(event.norm):
     return "not_finite", (
       f"the delta of fragment {p} has a norm of {event.norm}: an element is "

@@ -109,6 +109,7 @@ def _admit(
       step=turn.t if _is_cumulative(turn) and not event.bases else 0,
       counts=(ZERO,) * num,
       bases=(None,) * num,
+      adopted_at=(None,) * num,
       max_replies=max(1, event.max_replies),
       takes_shards=event.takes_shards,
       # One learner counts once for t to advance, whoever speaks for it.
@@ -216,7 +217,9 @@ def _restate_bases(
   """
   for p, base in enumerate(bases[: turn.rules.num_fragments]):
     if learner.bases[p] != base:
-      membership.adopt(turn, turn.learners[learner.learner], p, base, ZERO)
+      membership.adopt(
+        turn, turn.learners[learner.learner], p, base, None, ZERO
+      )
     newest = turn.fragments[p].version
     if not membership.is_valid_base(turn, p, base):
       membership.replace_rolled_back(turn, learner, p, base)

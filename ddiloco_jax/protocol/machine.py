@@ -120,6 +120,8 @@ def _consume(turn: Turn, event: Event) -> None:
       recovery.recovered(turn, event)
     case events.PushBroken():
       uploads.push_broken(turn, event)
+    case events.Misspoke():
+      turn.count("impossible")
     case events.SnapshotRequested():
       snapshots.request(turn)
     case events.MarkerDone():
@@ -281,6 +283,7 @@ def restore(
         asked=(),
         exact=(),
         reported_t=-1,
+        heard=False,
         counts=(ZERO,) * rules.num_fragments,
       )
     )

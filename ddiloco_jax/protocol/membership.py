@@ -41,9 +41,23 @@ def replace_rolled_back(
 
 
 def adopt(
-  turn: Turn, learner: Learner, fragment: int, base: Version, counts: Counts
+  turn: Turn,
+  learner: Learner,
+  fragment: int,
+  base: Version,
+  step: int | None,
+  counts: Counts,
 ) -> Learner:
-  """A process trains fragment p from a new base: its counts start again."""
+  """A process trains a fragment from a new base: its counts start again.
+
+  Args:
+    turn: Of the event.
+    learner: Its process.
+    fragment: Which one.
+    base: What it adopted.
+    step: Its step then, if it is known.
+    counts: What the adoption reset.
+  """
   name, current = learner.learner, learner.bases[fragment]
   account = turn.account(name, fragment)
   said = ledger.larger(learner.counts[fragment], counts)
@@ -60,9 +74,15 @@ def adopt(
   account = ledger.begin(account, learner.incarnation, base)
   turn.put_account(name, fragment, account)
   rows, bases = list(learner.counts), list(learner.bases)
-  rows[fragment], bases[fragment] = ZERO, base
+  adopted_at = list(learner.adopted_at)
+  rows[fragment], bases[fragment], adopted_at[fragment] = ZERO, base, step
   learner = turn.put(
-    learner._replace(counts=tuple(rows), bases=tuple(bases), fresh=True)
+    learner._replace(
+      counts=tuple(rows),
+      bases=tuple(bases),
+      adopted_at=tuple(adopted_at),
+      fresh=True,
+    )
   )
   turn.settle(name, fragment)
   return learner

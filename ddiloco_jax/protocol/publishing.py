@@ -130,7 +130,7 @@ def applied(turn: Turn, event: events.Applied) -> None:
   if not membership.is_valid_base(turn, p, event.version):
     # Fetched before a restart that rolled it back, and adopted after it.
     turn.count("applied_rolled_back")
-    membership.adopt(turn, learner, p, event.version, event.counts)
+    membership.adopt(turn, learner, p, event.version, event.step, event.counts)
     membership.replace_rolled_back(turn, learner, p, event.version)
     return
   if (
@@ -140,7 +140,9 @@ def applied(turn: Turn, event: events.Applied) -> None:
   ):
     turn.count("applied_stale")
     return
-  learner = membership.adopt(turn, learner, p, event.version, event.counts)
+  learner = membership.adopt(
+    turn, learner, p, event.version, event.step, event.counts
+  )
   _excuse(turn, learner, p)
   sync = turn.syncs.get(p)
   if sync is None or event.version.n < sync.version.n or not learner.training:

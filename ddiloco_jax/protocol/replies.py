@@ -4,8 +4,15 @@ A reply is named by (learner, incarnation, fragment, round, attempt) and is
 resolved once. (arXiv 2604.21428, Sec. 3.1 and 3.2.)
 """
 
-from ddiloco_jax.protocol import events, guards, ledger, membership, quorum
-from ddiloco_jax.protocol.events import Outcome, ReplyKey
+from ddiloco_jax.protocol import (
+  events,
+  guards,
+  ledger,
+  membership,
+  possible,
+  quorum,
+)
+from ddiloco_jax.protocol.events import Counts, Outcome, ReplyKey
 from ddiloco_jax.protocol.ledger import Answer
 from ddiloco_jax.protocol.state import Asked, Learner, Refusal, Reply, Round
 from ddiloco_jax.protocol.turn import Turn
@@ -84,7 +91,7 @@ def _answer_unasked(
     )
   account = turn.account(key.learner, key.fragment)
   account = ledger.lose(
-    account, key.incarnation, event.base, event.counts, book
+    account, key.incarnation, event.base, _lost(turn, event), book
   )
   if was_asked:
     account = ledger.told(
@@ -160,7 +167,7 @@ def _refuse(
     account,
     key.incarnation,
     event.base,
-    event.counts,
+    _lost(turn, event),
     ledger.refused_book(kind),
   )
   answer = Answer(
@@ -187,6 +194,13 @@ def _refuse(
       key.fragment,
       f"{key.learner} is to take the global fragment {key.fragment}: {reason}",
     )
+
+
+def _lost(turn: Turn, event: events.Replied) -> Counts:
+  """What a reply that is not taken covers: nothing that cannot be."""
+  if possible.fault_of_reply(turn, event) is None:
+    return event.counts
+  return ledger.smaller(event.counts, possible.known(turn, event))
 
 
 def _resolve(

@@ -8,7 +8,7 @@ import functools
 
 from ddiloco_jax.protocol import events, membership, shards
 from ddiloco_jax.protocol.quorum import average
-from ddiloco_jax.protocol.state import Due, State
+from ddiloco_jax.protocol.state import Due, Learner, State
 from ddiloco_jax.protocol.turn import Turn
 
 # A process compiles in its first two steps: they are not timed.
@@ -52,6 +52,9 @@ def reported(turn: Turn, event: events.Reported) -> None:
     and not rules.wait_for_publication
     and rules.members == "live"
   )
+  num_steps, tokens = max(event.counts)
+  if None in old.adopted_at:
+    old = old._replace(adopted_at=_adopted_at(old, event))
   turn.put(
     old._replace(
       live=True,
@@ -71,11 +74,23 @@ def reported(turn: Turn, event: events.Reported) -> None:
       exhausted=event.exhausted,
       metrics=event.metrics,
       fresh=min(event.counts)[0] < 1,
+      heard=True,
+      peak_tokens=max(old.peak_tokens, tokens / max(num_steps, 1)),
     )
   )
   shards.reported(turn, old, event)
   if not (old.live and old.training):
     membership.wake_scan(turn, turn.now + rules.lease_s)
+
+
+def _adopted_at(
+  learner: Learner, event: events.Reported
+) -> tuple[int | None, ...]:
+  """Where an adoption's step is not known, counts tell it."""
+  return tuple(
+    event.step - counts.steps if at is None and base is not None else at
+    for at, base, counts in zip(learner.adopted_at, learner.bases, event.counts)
+  )
 
 
 def pace_at(turn: State | Turn) -> float | None:

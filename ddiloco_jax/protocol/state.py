@@ -124,6 +124,10 @@ class Learner(NamedTuple):
     step_s: Moving average of its step time; 0 before there is one.
     pacing_s: Its entry in `State.step_times`; 0 if it has none.
     reported_t: The t at which it last reported a new step.
+    heard: A report of it came since the syncer's start.
+    adopted_at: Per fragment, its step when it adopted its base; None where that
+      is not known.
+    peak_tokens: The most tokens a step that its reports came to.
     exact: Fragments whose exact last version it has adopted.
     state_address: Where it serves its state to peers; "" if it does not.
     recovered: Where it has its inner optimizer's state from, as a sentence.
@@ -156,6 +160,9 @@ class Learner(NamedTuple):
   waiting: bool = False
   exhausted: bool = False
   fresh: bool = True
+  heard: bool = False
+  adopted_at: tuple[int | None, ...] = ()
+  peak_tokens: float = 0.0
   positions: tuple[Position, ...] = ()
   boundaries: tuple[tuple[int, int], ...] = ()
   metrics: tuple[tuple[str, float], ...] = ()

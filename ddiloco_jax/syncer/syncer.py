@@ -474,6 +474,14 @@ class Syncer:
     try:
       check.check(self._state, event)
     except ValueError as error:
+      if isinstance(event, events.LearnerEvent):
+        self._feed(
+          events.Misspoke(
+            learner=event.learner,
+            incarnation=event.incarnation,
+            reason=str(error),
+          )
+        )
       raise ServiceError("INVALID_ARGUMENT", str(error)) from error
 
 

@@ -21,6 +21,7 @@ _COUNTS = (
   Counts(3, 0),
   Counts(2**53, 2**53),
   Counts(1, 100),
+  Counts(1, 2**40),
 )
 
 
@@ -106,6 +107,12 @@ def _foreign_base(world: "World", process: "Process", number: int) -> None:
 def _odd_counts(world: "World", process: "Process", number: int) -> None:
   counts = _COUNTS[number % len(_COUNTS)]
   _reply(world, process, number // len(_COUNTS), counts=counts)
+
+
+def _odd_positions(world: "World", process: "Process", number: int) -> None:
+  shard, far = number % world.rules.num_shards, (3, 10**4, 2**50)[number % 3]
+  positions = (Position(shard, far),)
+  _reply(world, process, number // 4, positions=positions)
 
 
 def _not_asked(world: "World", process: "Process", number: int) -> None:
@@ -258,6 +265,7 @@ _WORDS: dict[str, Callable[["World", "Process", int], None]] = {
   "old base": _old_base,
   "foreign base": _foreign_base,
   "odd counts": _odd_counts,
+  "odd positions": _odd_positions,
   "not asked": _not_asked,
   "stranger": _stranger,
   "report": _report,

@@ -115,6 +115,14 @@ class World:
       if honest:
         raise Broken("honest words pass", f"{event}: {error}") from error
       self.laws.num_unfit += 1
+      if isinstance(event, events.LearnerEvent):
+        self.tell(
+          events.Misspoke(
+            learner=event.learner,
+            incarnation=event.incarnation,
+            reason=str(error),
+          )
+        )
       return False
     self.tell(event)
     return True
