@@ -9,6 +9,7 @@ with `run.record_payloads`. (arXiv 2604.21428, App.)
 import itertools
 import json
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -31,6 +32,7 @@ class Diary:
     model: That trains; its parameters have not been used yet.
     run: That it is a learner of.
     directory: Of this learner's diaries.
+    resumes: It goes on from parameters that it does not adopt.
   """
 
   def __init__(
@@ -39,6 +41,8 @@ class Diary:
     model: trainer.Trainer,
     run: port.RunSpec,
     directory: pathlib.Path,
+    *,
+    resumes: bool = False,
   ):
     self._model = model
     self._writer: metrics.MetricsWriter | None = None
@@ -48,7 +52,7 @@ class Diary:
     numbers = itertools.count()
     paths = (directory / f"{n}.jsonl" for n in numbers)
     path = next(path for path in paths if not path.exists())
-    self._inner = path.with_suffix(".npz")
+    self._path = path
     self._writer = metrics.MetricsWriter(path)
     self._writer.write(
       {
@@ -60,6 +64,11 @@ class Diary:
         "settings": json.loads(config.to_json(cfg)),
       }
     )
+
+    if resumes:  # Its first change may be a step.
+      params = fragments.flatten(jax.device_get(model.params))
+      self._keep(self._writer, "params", ".params.npz", params)
+      self._begin(self._writer)
 
   def note(self, line: dict[str, Any]) -> None:
     """Writes a change of the train state."""
@@ -73,12 +82,20 @@ class Diary:
     """Keeps an inner state that the process took over, wherever from."""
     self._is_begun = True
     if self._model.moments_age:
-      inner = {
-        path: np.asarray(x) for path, x in self._model.take_inner().items()
-      }
-      with self._inner.open("xb") as file:
-        np.savez(file, **inner)  # pyright: ignore[reportArgumentType]
-      writer.write({"inner": self._inner.name, "digest": digest(inner)})
+      self._keep(writer, "inner", ".npz", self._model.take_inner())
+
+  def _keep(
+    self,
+    writer: metrics.MetricsWriter,
+    what: str,
+    suffix: str,
+    arrays: Mapping[str, Any],
+  ) -> None:
+    path = self._path.with_suffix(suffix)
+    arrays = {name: np.asarray(x) for name, x in arrays.items()}
+    with path.open("xb") as file:
+      np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
+    writer.write({what: path.name, "digest": digest(arrays)})
 
   def close(self) -> None:
     """Writes the digest of the parameters, at the end of the process."""

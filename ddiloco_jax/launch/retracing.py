@@ -100,9 +100,9 @@ class LearnerReplay:
           return
         put_blend(model, fresh, line["alpha"])
       elif "inner" in line:
-        model.put_inner(
-          _read_inner(path.parent / line["inner"], line["digest"])
-        )
+        model.put_inner(_read_kept(path.parent / line["inner"], line["digest"]))
+      elif "params" in line:
+        model.put(_read_kept(path.parent / line["params"], line["digest"]))
       elif "step" in line:
         shard, position = line["place"]
         if shard not in shards:
@@ -202,8 +202,8 @@ def _read(path: pathlib.Path) -> Iterator[dict[str, Any]]:
       ) from error
 
 
-def _read_inner(path: pathlib.Path, expected: str) -> dict[str, np.ndarray]:
-  """The inner state that a process took over.
+def _read_kept(path: pathlib.Path, expected: str) -> dict[str, np.ndarray]:
+  """A state that a process took over.
 
   Raises:
     ValueError: it is not what was written.

@@ -88,7 +88,9 @@ def run_learner(
     elif recovery and restore and latest is not None:
       recovery.own = "checkpoint"
     boundaries = _Boundaries(cfg, model, saved, records, latest or 0)
-    diary = Diary(cfg, model, port.run, directory / "steps")
+    diary = Diary(
+      cfg, model, port.run, directory / "steps", resumes=part is not None
+    )
     kept = cuts.Cuts(directory, model)
     learner = Learner(
       port,

@@ -17,6 +17,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 def recorded(tmp_path_factory):
   """A real run of two learners, one of them killed and started again."""
   run_dir = tmp_path_factory.mktemp("runs") / "run"
+  local(run_dir, "--kill=1@40%:45%", "--record_payloads")
+  return run_dir
+
+
+def local(run_dir, *flags):
   subprocess.run(
     [
       sys.executable,
@@ -24,18 +29,16 @@ def recorded(tmp_path_factory):
       "ddiloco_jax.cli.local",
       "--config=tests/support/small.py",
       "--learners=2",
-      "--kill=1@40%:45%",
-      "--record_payloads",
-      "--config.sync.num_syncer_steps=120",
+      "--config.sync.num_syncer_steps=600",  # Seen once a second.
       "--config.sync.quorum=2",
       "--config.sync.max_ahead=8",  # Who is left alone waits.
       f"--run_dir={run_dir}",
+      *flags,
     ],
     cwd=ROOT,
     check=True,
     timeout=240,
   )
-  return run_dir
 
 
 def retrace(run_dir, learner, capsys):
@@ -84,3 +87,19 @@ def test_what_differs_or_was_taken_over_is_named(recorded, tmp_path, capsys):
   code = replay.main([str(run_dir), "--learner=nobody"])
   assert code == 2
   assert "has no diary of learner 'nobody'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_learner_of_a_restored_run_trains_again_to_the_same_bits(
+  tmp_path, capsys
+):
+  old, new = tmp_path / "old", tmp_path / "new"
+  local(old, "--config.run.snapshot_every_merges=8")
+
+  local(new, f"--snapshot={old}/snapshots/1", "--record_payloads")
+  code, found = retrace(new, "1", capsys)
+
+  assert code == 0, found
+  assert found["gaps"] == []
+  assert found["num_steps"] > 10
+  assert (found["num_processes"], found["num_ends"]) == (1, 1)
