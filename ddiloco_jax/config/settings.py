@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import math
 import operator
 from typing import Any
 
@@ -60,6 +61,9 @@ class RunConfig:
       its own; 0 for no such bound.
     step_s: A training step takes at least so long: where many learners share
       few cores, each can stand for one whose accelerator leaves the cores free.
+    loss_spike_factor: A learner whose loss is beyond so many times its running
+      median, three steps in a row, or not finite, drops what it has not merged
+      and starts over from the global state; 0 for never.
     state_address: Where a learner serves its inner optimizer's state to peers,
       HOST:PORT; "" for a free port of the address that reaches the syncer, "off"
       for nowhere.
@@ -88,6 +92,7 @@ class RunConfig:
   max_solo_s: float = 3600.0
   stuck_s: float = 1800.0
   step_s: float = 0.0
+  loss_spike_factor: float = 0.0
   state_address: str = ""
   recover_s: float = 30.0
 
@@ -108,6 +113,9 @@ class RunConfig:
       _check(self, name, getattr(self, name) >= 0, "at least 0")
     for name in ("checkpoint_every_s", "connect_timeout_s"):
       _check(self, name, getattr(self, name) > 0, "above 0")
+    factor = self.loss_spike_factor
+    is_known = factor == 0 or factor > 1
+    _check(self, "loss_spike_factor", is_known, "0, or above 1")
     known = self.lr_index in ("syncer", "own")
     _check(self, "lr_index", known, 'one of "syncer", "own"')
     known = self.durability in ("commit", "snapshot")
@@ -192,8 +200,8 @@ _RELATIONS = {
   "sync.quorum <= sync.max_learners": (
     "a quorum of more learners than are admitted is never reached"
   ),
-  "sync.max_learners <= sync.num_shards": (
-    "each learner reads a data shard of its own"
+  "sync.max_learners*sync.shards_per_learner <= sync.num_shards": (
+    "each learner reads data shards of its own"
   ),
   "sync.adoption_delay_steps < sync.cycle_steps": (
     "a publication is adopted before its fragment's next slot"
@@ -206,6 +214,9 @@ _RELATIONS = {
   ),
   "sync.lease_s < run.max_solo_s": (
     "a learner must not give up a syncer that still counts on it"
+  ),
+  "run.standby_lease_s < run.max_solo_s": (
+    "a learner must not give up a run that a standby takes over"
   ),
   "wire.keepalive_s < run.max_solo_s": (
     "a learner must probe a silent connection before it gives it up"
@@ -221,4 +232,5 @@ def _check(cfg: RunConfig, name: str, holds: bool, rule: str) -> None:
 
 
 def _get(config: Any, name: str) -> Any:
-  return operator.attrgetter(name)(config)
+  """A setting, or a product of some."""
+  return math.prod(operator.attrgetter(x)(config) for x in name.split("*"))

@@ -53,6 +53,7 @@ class Diary:
     paths = (directory / f"{n}.jsonl" for n in numbers)
     path = next(path for path in paths if not path.exists())
     self._path = path
+    self._num_kept = 0
     self._writer = metrics.MetricsWriter(path)
     self._writer.write(
       {
@@ -66,9 +67,8 @@ class Diary:
     )
 
     if resumes:  # Its first change may be a step.
-      params = fragments.flatten(jax.device_get(model.params))
-      self._keep(self._writer, "params", ".params.npz", params)
-      self._begin(self._writer)
+      self._is_begun = True
+      self._keep_all(self._writer)
 
   def note(self, line: dict[str, Any]) -> None:
     """Writes a change of the train state."""
@@ -77,21 +77,28 @@ class Diary:
         self._begin(self._writer)
       line.pop("step_s", None)
       self._writer.write({**line, "moments_age": self._model.moments_age})
+      if "start_over" in line:
+        self._keep_all(self._writer)
 
   def _begin(self, writer: metrics.MetricsWriter) -> None:
     """Keeps an inner state that the process took over, wherever from."""
     self._is_begun = True
     if self._model.moments_age:
-      self._keep(writer, "inner", ".npz", self._model.take_inner())
+      self._keep(writer, "inner", self._model.take_inner())
+
+  def _keep_all(self, writer: metrics.MetricsWriter) -> None:
+    params = fragments.flatten(jax.device_get(self._model.params))
+    self._keep(writer, "params", params)
+    self._keep(writer, "inner", self._model.take_inner())
 
   def _keep(
     self,
     writer: metrics.MetricsWriter,
     what: str,
-    suffix: str,
     arrays: Mapping[str, Any],
   ) -> None:
-    path = self._path.with_suffix(suffix)
+    self._num_kept += 1
+    path = self._path.with_suffix(f".{self._num_kept}.npz")
     arrays = {name: np.asarray(x) for name, x in arrays.items()}
     with path.open("xb") as file:
       np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]

@@ -76,7 +76,11 @@ def run_learner(flags: argparse.Namespace, settings: Settings) -> int:
     link,
     trainer,
     make_batches,
-    LearnerConfig(lr_index=run["lr_index"], max_steps=run["max_steps"]),
+    LearnerConfig(
+      lr_index=run["lr_index"],
+      max_steps=run["max_steps"],
+      loss_spike_factor=run["loss_spike_factor"],
+    ),
     recovery=Recovery(
       client.open_state, desk, RecoveryConfig(patience_s=run["recover_s"])
     ),

@@ -103,6 +103,8 @@ class LearnerReplay:
         model.put_inner(_read_kept(path.parent / line["inner"], line["digest"]))
       elif "params" in line:
         model.put(_read_kept(path.parent / line["params"], line["digest"]))
+      elif "start_over" in line:
+        continue  # The state that it went on with is in the next lines.
       elif "step" in line:
         shard, position = line["place"]
         if shard not in shards:

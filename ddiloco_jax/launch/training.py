@@ -96,7 +96,11 @@ def run_learner(
       port,
       model,
       make_batches,
-      LearnerConfig(lr_index=cfg.run.lr_index, max_steps=cfg.run.max_steps),
+      LearnerConfig(
+        lr_index=cfg.run.lr_index,
+        max_steps=cfg.run.max_steps,
+        loss_spike_factor=cfg.run.loss_spike_factor,
+      ),
       boundaries,
       recovery,
       diary.note,

@@ -11,6 +11,8 @@ class Exchange:
 
   Attributes:
     changed: The lock; notified when a thread may have to look again.
+    nonce: Names this process to the syncer.
+    fences: It is not the first one that this link speaks for.
     run: What the syncer told of it last.
     resumes: Nonce of the process whose part of a snapshot this one goes on
       from; "" if it does not.
@@ -32,8 +34,10 @@ class Exchange:
     left: The loop has said goodbye.
   """
 
-  def __init__(self):
+  def __init__(self, nonce: str):
     self.changed = threading.Condition()
+    self.nonce = nonce
+    self.fences = False
     self.run: port.RunSpec | None = None
     self.resumes = ""
     self.welcome: port.Welcomed | None = None

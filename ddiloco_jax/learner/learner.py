@@ -6,6 +6,7 @@ Sec. 3 and App. E.)
 """
 
 import dataclasses
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -19,9 +20,11 @@ from ddiloco_jax.learner.anchor import Anchor, ScheduleIndex
 from ddiloco_jax.learner.recovery import Recovery
 from ddiloco_jax.learner.seams import Batches, Trainer
 from ddiloco_jax.learner.shards import Shards
+from ddiloco_jax.learner.spikes import Spikes
 from ddiloco_jax.protocol import events
 from ddiloco_jax.wire import port as ports
 
+_log = logging.getLogger(__name__)
 SaveCut = Callable[[parts.Part, Callable[[str | None], None]], None]
 _WAIT_S = 1.0  # Longest sleep between two looks at an ended or blocked run.
 
@@ -34,10 +37,13 @@ class LearnerConfig:
     lr_index: Indexes the inner learning rate by the "syncer" step as this
       learner knows it, or by its "own" step.
     max_steps: Own steps after which the data counts as used up; 0: no bound.
+    loss_spike_factor: Of the median loss: beyond it a learner starts over from
+      the global state; 0: never.
   """
 
   lr_index: str = "syncer"
   max_steps: int = 0
+  loss_spike_factor: float = 0.0
 
   def __post_init__(self):
     if self.lr_index not in ("syncer", "own"):
@@ -98,6 +104,7 @@ class Learner:
     self._held: dict[int, ports.Publication] = {}
     self._index = ScheduleIndex(port.run.cycle_steps)
     self._metrics: Mapping[str, float] = {}
+    self._spikes = Spikes(cfg.loss_spike_factor)
     self._exhausted = False
     self._should_stop: Callable[[], bool] = lambda: False
 
@@ -133,8 +140,8 @@ class Learner:
         before = time.monotonic()
         continue
       batch = self._next_batch(step - self._first)
+      self._exhausted = batch is None
       if batch is None:
-        self._exhausted = True
         self._report(step)
         self._idle(step)
         continue
@@ -144,8 +151,12 @@ class Learner:
       now = time.monotonic()
       # Peaks count: a copy too many costs less than a pull that has none.
       step_s, before = max(now - before, 0.8 * step_s), now
-      self._offer(step, self._due(step, step_s))
+      spike = self._spikes.look(metrics.get("loss"))
+      if spike is None:
+        self._offer(step, self._due(step, step_s))
       self._report(step)
+      if spike is not None and not port.ending():
+        self._roll_back(spike)
       self._at_boundary(step, metrics, self._progress())
 
   def _begin(self, welcome: ports.Welcomed) -> int:
@@ -175,7 +186,8 @@ class Learner:
   def _adopt_published(self, step: int) -> None:
     reading = self._port.reading()
     if reading is not None and reading.anew:
-      self._start_over(reading)
+      self._shards.begin(reading.positions)
+      self._start_over("another process had this one's place")
       if self._exhausted:
         self._report(step)
     elif reading is not None:
@@ -189,13 +201,35 @@ class Learner:
       clock = [self._anchors[p].version for p in range(len(self._paths))]
       self._recovery.give(step, clock, self._trainer)
 
-  def _start_over(self, reading: ports.Reading) -> None:
+  def _start_over(self, reason: str) -> None:
     """Drops the steps since the last adoptions: their process is over."""
-    self._shards.begin(reading.positions)
     for p, anchor in self._anchors.items():
       self._trainer.put(anchor.base)
       self._anchors[p] = Anchor(anchor.base, anchor.version)
     self._copies, self._boundaries = {}, {}
+    self._note({"start_over": reason})
+
+  def _roll_back(self, reason: str) -> None:
+    """Starts over as another process would, and not with the same data.
+
+    Its own inner state is no better than its parameters: a peer's, or zeros.
+    """
+    _log.warning("starts over from the global state: %s", reason)
+    port = self._port
+    port.start_over(reason)
+    while not ((reading := port.reading()) and reading.anew):
+      if self._should_stop():
+        return
+      port.wait(_WAIT_S)
+    self._shards.change(reading.positions)
+    shapes = self._trainer.inner_shapes()
+    self._trainer.put_inner(
+      {path: np.zeros(shape, dtype) for path, (shape, dtype) in shapes.items()}
+    )
+    if self._recovery:
+      self._recovery.own = "fresh"
+      self._recovery.recover(port, self._trainer, self._should_stop)
+    self._start_over(reason)
 
   def _mark(self, step: int) -> None:
     """Saves this learner's part of a cut, once it holds exactly its clock."""
@@ -385,10 +419,12 @@ class Learner:
   # --- the end -------------------------------------------------------------------
 
   def _idle(self, step: int) -> None:
-    """Data is used up: stay, answer pulls, adopt."""
+    """Data is used up: stay, answer pulls, adopt, until there is more."""
     while not (self._port.ending() or self._should_stop()):
       self._port.wait(_WAIT_S)
       self._adopt_published(step)
+      if self._next_batch(step - self._first) is not None:
+        return
 
   def _end(self, step: int) -> str | None:
     """Answers the flush rounds and adopts the exact result.

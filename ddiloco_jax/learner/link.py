@@ -43,8 +43,7 @@ class Link:
     self._learner = learner
     self._cfg = cfg or LinkConfig()
     self._should_stop = should_stop
-    self.nonce = uuid.uuid4().hex
-    self._shared = Exchange()
+    self._shared = Exchange(uuid.uuid4().hex)
     self._patience = Patience(
       learner, self._cfg.reconnect_max_s, self._is_unwanted
     )
@@ -60,6 +59,10 @@ class Link:
       assert run is not None, "the link was left before it had a run"
       self._shared.run = run
     return self._shared.run
+
+  @property
+  def nonce(self) -> str:
+    return self._shared.nonce
 
   @property
   def welcome(self) -> port.Welcomed:
@@ -88,9 +91,7 @@ class Link:
       Exception: what ended the link.
     """
     run, shared, patience = self.run, self._shared, self._patience
-    stream = Stream(
-      self._sync, self._learner, self.nonce, self._cfg, shared, patience
-    )
+    stream = Stream(self._sync, self._learner, self._cfg, shared, patience)
     bulk = Bulk(self._sync, self._learner, run, shared, patience)
     for target in (stream.hear, stream.beat, bulk.push, bulk.fetch):
       thread = threading.Thread(
@@ -190,6 +191,16 @@ class Link:
 
   def finished(self) -> port.FinishedNotice | None:
     return self._shared.finished
+
+  def start_over(self, reason: str) -> None:
+    shared = self._shared
+    with shared.changed:
+      shared.say(events.Left(reason=reason))
+      shared.nonce, shared.resumes = uuid.uuid4().hex, ""
+      shared.fences, shared.recovered = True, None
+      control = shared.control
+    if control:
+      control.close()
 
   def wait(self, timeout_s: float) -> bool:
     with self._shared.changed:

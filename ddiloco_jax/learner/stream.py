@@ -24,7 +24,6 @@ class Stream:
   Args:
     synchronizer: To join.
     learner: This learner's id.
-    nonce: Of this process.
     cfg: See LinkConfig.
     shared: Where notices go.
     patience: For a syncer that is not there.
@@ -34,7 +33,6 @@ class Stream:
     self,
     synchronizer: port.Synchronizer,
     learner: str,
-    nonce: str,
     cfg: LinkConfig,
     shared: Exchange,
     patience: Patience,
@@ -44,7 +42,6 @@ class Stream:
     self._cfg = cfg
     self._shared = shared
     self._patience = patience
-    self._nonce = nonce
 
   def hear(self) -> None:
     """Takes notices until the link is over.
@@ -95,10 +92,10 @@ class Stream:
       bases = [shared.applied[p].version for p in range(num)] if known else []
     hello = port.Hello(
       learner=self._learner,
-      nonce=self._nonce,
+      nonce=shared.nonce,
       layout_digest=self._run.layout.digest(),
       run_id=self._run.run_id,
-      takeover=self._cfg.takeover,
+      takeover=self._cfg.takeover or shared.fences,
       bases=tuple(bases),
       state_address=self._cfg.state_address,
       takes_shards=True,
@@ -111,6 +108,9 @@ class Stream:
       if shared.left:
         control.close()
         return None
+      if shared.nonce != hello.nonce:  # It has started over meanwhile.
+        control.close()
+        return control
       before, shared.welcome = shared.welcome, welcome
       if not (welcome.reconnect and before and before.epoch == welcome.epoch):
         shared.pulls.clear()
@@ -137,6 +137,7 @@ class Stream:
     shared = self._shared
     shared.copies, shared.earlier, shared.reported = {}, {}, None
     shared.reading = port.Reading(positions=welcome.positions, anew=True)
+    shared.tell_loop()
 
   def _ask_for_news(self, welcome: port.Welcomed) -> None:
     """Wants what was published, or rolled back, while nobody listened."""

@@ -400,6 +400,12 @@ class Port(Protocol):
     """The syncer's last word, once it was said."""
     ...
 
+  def start_over(self, reason: str) -> None:
+    """Leaves, and joins again as another process, with the bases it has.
+
+    What to read then comes as a reading that is anew.
+    """
+
   def wait(self, timeout_s: float) -> bool:
     """Blocks until something may have changed; False on timeout."""
     ...

@@ -230,7 +230,15 @@ def test_a_section_must_be_one():
     ),
     (
       {"sync": {"max_learners": 5, "num_shards": 4}},
-      "sync.max_learners <= sync.num_shards",
+      "sync.max_learners*sync.shards_per_learner <= sync.num_shards",
+    ),
+    (
+      {"sync": {"shards_per_learner": 2}},
+      "sync.max_learners*sync.shards_per_learner <= sync.num_shards",
+    ),
+    (
+      {"run": {"standby_lease_s": 30.0, "max_solo_s": 30.0}},
+      "run.standby_lease_s < run.max_solo_s",
     ),
     (
       {"sync": {"lease_s": 20.0, "quorum_timeout_s": 10.0}},

@@ -59,7 +59,7 @@ def test_a_learner_that_was_killed_trains_again_to_the_same_bits(
     assert result["num_ends"] == 1
     assert result["num_steps"] >= 10
   # The second process has its inner state of the other learner.
-  assert (recorded / "learners" / "1" / "steps" / "1.npz").exists()
+  assert (recorded / "learners" / "1" / "steps" / "1.1.npz").exists()
 
 
 @pytest.mark.slow
