@@ -33,7 +33,8 @@ class RecoveryConfig:
   """What a joining learner may ask of its peers.
 
   Attributes:
-    patience_s: How long no healthy peer may give a byte; 0: ask none.
+    patience_s: How long no healthy peer may give a byte, over all that are
+      asked; 0: ask none.
   """
 
   patience_s: float = 30.0
@@ -143,41 +144,58 @@ class _Attempt:
     return best
 
   def _ask(self, donor: events.Donor) -> tuple[states.State | None, str]:
-    for source, address in (("peer", donor.address), ("relay", "")):
+    """Three ways, each with a share of the patience: the donor, the donor by
+    way of the syncer, and whom the syncer would ask instead."""
+    ways = (
+      ("peer", donor.address, ()),
+      ("relay", "", ()),
+      ("relay", "", (donor.learner,)),
+    )
+    # One that answers does so at its next boundary.
+    share_s = max(self._patience_s / len(ways), 3 * self._link.stamp().step_s)
+    is_other = False
+    for source, address, but_not in ways:
+      if self._is_unwanted():
+        break
+      if is_other and not but_not:
+        continue  # So it is, whichever way it comes.
       try:
-        state = self._fetch(donor, address)
+        state = self._fetch(
+          self._request(donor, address, but_not), address, share_s
+        )
       except states.OtherState as error:
         self.said.append(str(error))
-        break  # So it is, whichever way it comes.
+        is_other = True
+        continue
       except ServiceError as error:
         self.said.append(f"{source}: {error.text}")
-        if self._is_unwanted():
-          break
         continue
       self.said.append(f"at its step {state.step}")
       return state, source
     return None, ""
 
-  def _fetch(self, donor: events.Donor, address: str) -> states.State:
+  def _fetch(
+    self, request: pb.FetchStateRequest, address: str, patience_s: float
+  ) -> states.State:
     """Asks until there is an answer; a busy donor is asked again.
 
     Raises:
       OtherState, ServiceError: why there is no state.
     """
-    deadline = time.monotonic() + self._patience_s
+    deadline = time.monotonic() + patience_s
     while True:
-      transfer_ = _Transfer(
-        self._open_state, self._request(donor, address), address, self._shapes
-      )
+      transfer_ = _Transfer(self._open_state, request, address, self._shapes)
       try:
-        return transfer_.wait(self._patience_s, self._is_unwanted)
+        return transfer_.wait(patience_s, self._is_unwanted)
       except ServiceError as error:
         busy = error.code == "RESOURCE_EXHAUSTED"
         if not busy or self._is_unwanted() or time.monotonic() > deadline:
           raise
       time.sleep(random.uniform(0.1, 0.4))
 
-  def _request(self, donor: events.Donor, address: str) -> pb.FetchStateRequest:
+  def _request(
+    self, donor: events.Donor, address: str, but_not: Sequence[str]
+  ) -> pb.FetchStateRequest:
     welcome = self._link.welcome
     session = welcome.session
     return pb.FetchStateRequest(
@@ -188,6 +206,7 @@ class _Attempt:
       run_id=welcome.run_id,
       donor_id=donor.learner,
       clock=[fields.version_to_pb(clock.version) for clock in welcome.clocks],
+      but_not=but_not,
     )
 
   def _is_unwanted(self) -> bool:

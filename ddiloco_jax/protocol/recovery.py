@@ -3,13 +3,18 @@
 (arXiv 2604.21428, App. E.)
 """
 
+from collections.abc import Collection
+
 from ddiloco_jax.protocol import events, membership
 from ddiloco_jax.protocol.state import Learner, State
 from ddiloco_jax.protocol.turn import Turn
 
 
 def donor_for(
-  state: State | Turn, learner: str, preferred: str = ""
+  state: State | Turn,
+  learner: str,
+  preferred: str = "",
+  but_not: Collection[str] = (),
 ) -> events.Donor | None:
   """A healthy learner that serves its state; None while there is none.
 
@@ -20,13 +25,14 @@ def donor_for(
   Args:
     learner: Who asks.
     preferred: Taken, as long as it is healthy.
+    but_not: Not taken: they gave nothing.
   """
   if not any(fragment.version.n for fragment in state.fragments):
     return None
   donors = [
     m
     for m in state.learners.values()
-    if m.learner != learner and _is_healthy(m)
+    if m.learner not in (learner, *but_not) and _is_healthy(m)
   ]
   if not donors:
     return None

@@ -6,7 +6,7 @@
 import contextlib
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent import futures
 from typing import Protocol, TypeVar
 
@@ -44,7 +44,7 @@ class Served(port.Synchronizer, Protocol):
   def evict(self, learner: str, reason: str) -> int: ...
 
   def donor_for(
-    self, session: port.Session, preferred: str
+    self, session: port.Session, preferred: str, but_not: Collection[str]
   ) -> events.Donor: ...
 
   def take_snapshot(self) -> events.SnapshotOver: ...
@@ -143,7 +143,9 @@ class Service:
   ) -> Iterator[transfer.Part]:
     with _faults(context):
       session = fields.session_from_pb("FetchStateRequest", request)
-      donor = self._synchronizer.donor_for(session, request.donor_id)
+      donor = self._synchronizer.donor_for(
+        session, request.donor_id, request.but_not
+      )
       yield from self._relay.stream(request, donor, context)
 
   def GetStatus(self, request: pb.GetStatusRequest, context) -> pb.Status:

@@ -10,7 +10,7 @@ import hmac
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from ddiloco_jax.algorithm import merge
 from ddiloco_jax.protocol import check, events, machine, recovery, status
@@ -168,8 +168,15 @@ class Syncer:
     )
     return header, kept.data
 
-  def donor_for(self, session: port.Session, preferred: str) -> events.Donor:
+  def donor_for(
+    self, session: port.Session, preferred: str, but_not: Collection[str]
+  ) -> events.Donor:
     """A healthy learner whose state may be relayed to a joined one.
+
+    Args:
+      session: Of the one that asks.
+      preferred: Taken, as long as it is healthy.
+      but_not: Donors that gave it nothing.
 
     Raises:
       ServiceError: a session that is not current; UNAVAILABLE where nobody
@@ -177,7 +184,9 @@ class Syncer:
     """
     self._check_session(session)
     with self._lock:
-      donor = recovery.donor_for(self._state, session.learner, preferred)
+      donor = recovery.donor_for(
+        self._state, session.learner, preferred, but_not
+      )
     if donor is None:
       raise ServiceError(
         "UNAVAILABLE",

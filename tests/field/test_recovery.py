@@ -123,6 +123,40 @@ def test_a_donor_that_is_not_reached_is_relayed_by_the_syncer(tmp_path):
       np.testing.assert_array_equal(given[path], got[path])
 
 
+def test_where_a_donor_is_silent_another_one_is_asked(tmp_path):
+  gate = threading.Event()
+  gate.set()
+
+  def pause():
+    threading.Event().wait(0.005)
+    gate.wait(60.0)
+
+  # Without the silent one nothing is merged: it has applied all that there is.
+  with served_run(settings(quorum=2, lease_s=60.0), tmp_path) as run:
+    silent = LoopLearner(
+      run.address,
+      "silent",
+      Momentum(SHAPES, 1.0, 0.05, pause),
+      state_address="",
+    )
+    joiner = LoopLearner(run.address, "joiner", momentum(), recover_s=3.0)
+    other = LoopLearner(run.address, "donor", momentum(0.1), state_address="")
+    with learners(silent, other):
+      wait_for(lambda: min(versions(run)) >= 1)
+      # It is live, and has the most steps.
+      wait_for(lambda: len(silent.steps) > len(other.steps) + 100)
+      gate.clear()
+      with learners(joiner):
+        wait_for(lambda: joiner.steps)
+      gate.set()
+
+  told = recovery_of(run, "joiner")[-1]
+  assert (told.source, told.donor) == ("relay", "donor")
+  assert told.reason.count("no byte came for 1 s") == 2
+  for path, array in joiner.trainer.got[-1].items():
+    np.testing.assert_array_equal(array, other.trainer.given[-1][path])
+
+
 def test_a_relay_asks_for_the_session_of_a_joined_learner(tmp_path):
   with served_run(settings(quorum=1), tmp_path) as run:
     donor = donor_and(run)

@@ -124,7 +124,7 @@ class Narrow:
     Narrow(600_000, 400_000, 1 << 13, 0.5, 4, 1.2),
     pytest.param(
       Narrow(30 << 20, 1 << 20, 1 << 20, 1.0, 24, 5.0),  # 120 MB in float32.
-      marks=[pytest.mark.slow, pytest.mark.timeout(1200)],
+      marks=[pytest.mark.slow, pytest.mark.timeout(1800)],
     ),
   ],
 )
@@ -161,7 +161,7 @@ def test_a_learner_on_a_narrow_link_is_carried_into_later_rounds(
       for name in ("ada", "bob")
     ]
     with learners(slow, *fast):
-      wait_for(lambda: merges_of(run, "slow") >= 2, 100 * narrow.lease_s)
+      wait_for(lambda: merges_of(run, "slow") >= 2, 200 * narrow.lease_s)
       state = run.syncer.state
       relay.shape()
       run.request_stop()

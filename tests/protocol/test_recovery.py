@@ -64,6 +64,8 @@ def test_who_has_applied_all_comes_before_who_has_more_steps():
 
   assert recovery.donor_for(state, "x") == events.Donor("a", "a:1")
   assert recovery.donor_for(state, "x", "b") == events.Donor("b", "b:1")
+  assert recovery.donor_for(state, "x", "b", ["b"]) == events.Donor("a", "a:1")
+  assert recovery.donor_for(state, "x", but_not=["a", "b", "c"]) is None
 
 
 def test_a_new_process_is_told_a_donor_and_a_reconnect_is_not():

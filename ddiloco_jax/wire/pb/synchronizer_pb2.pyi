@@ -479,20 +479,22 @@ class FragmentHeader(_message.Message):
     def __init__(self, fragment: _Optional[int] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., format: _Optional[_Union[Format, str]] = ..., num_bytes: _Optional[int] = ...) -> None: ...
 
 class FetchStateRequest(_message.Message):
-    __slots__ = ("learner_id", "incarnation", "session_secret", "run_id", "donor_id", "clock")
+    __slots__ = ("learner_id", "incarnation", "session_secret", "run_id", "donor_id", "clock", "but_not")
     LEARNER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SESSION_SECRET_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     DONOR_ID_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
+    BUT_NOT_FIELD_NUMBER: _ClassVar[int]
     learner_id: str
     incarnation: int
     session_secret: str
     run_id: str
     donor_id: str
     clock: _containers.RepeatedCompositeFieldContainer[Version]
-    def __init__(self, learner_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., session_secret: _Optional[str] = ..., run_id: _Optional[str] = ..., donor_id: _Optional[str] = ..., clock: _Optional[_Iterable[_Union[Version, _Mapping]]] = ...) -> None: ...
+    but_not: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, learner_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., session_secret: _Optional[str] = ..., run_id: _Optional[str] = ..., donor_id: _Optional[str] = ..., clock: _Optional[_Iterable[_Union[Version, _Mapping]]] = ..., but_not: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StateChunk(_message.Message):
     __slots__ = ("header", "data", "trailer")
