@@ -4,7 +4,9 @@ A number that is not finite becomes null and is named under "not_finite", so
 that every reader can parse every line and still sees what happened.
 """
 
+import contextlib
 import json
+import logging
 import math
 import os
 import threading
@@ -13,10 +15,15 @@ from pathlib import Path
 from typing import Any
 
 NOT_FINITE = "not_finite"
+_log = logging.getLogger(__name__)
 
 
 class MetricsWriter:
-  """Appends lines to a file; any thread may write."""
+  """Appends lines to a file; any thread may write.
+
+  A line that cannot be written is an error in the log, once until one can:
+  nothing is trained, merged or restored by a metrics file.
+  """
 
   def __init__(self, path: str | os.PathLike[str]):
     """Opens the file, makes its directory, and cuts off a torn last line."""
@@ -24,6 +31,7 @@ class MetricsWriter:
     self.path.parent.mkdir(parents=True, exist_ok=True)
     _cut_torn_line(self.path)
     self._lock = threading.Lock()
+    self._fails = False
     self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115
 
   def write(self, values: Mapping[str, Any]) -> None:
@@ -37,13 +45,24 @@ class MetricsWriter:
       ValueError: a value cannot be said in JSON.
     """
     line = strict_json(values)
-    with self._lock:
+    with self._lock, self._saying():
       self._file.write(line + "\n")
       self._file.flush()
 
   def close(self) -> None:
-    with self._lock:
+    with self._lock, self._saying():
       self._file.close()
+
+  @contextlib.contextmanager
+  def _saying(self) -> Iterator[None]:
+    try:
+      yield
+    except OSError as error:
+      if not self._fails:
+        _log.error("cannot write %s, and goes on: %s", self.path, error)
+      self._fails = True
+    else:
+      self._fails = False
 
   def __enter__(self) -> "MetricsWriter":
     return self

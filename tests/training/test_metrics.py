@@ -1,6 +1,7 @@
 """Metrics files that every JSON reader can read."""
 
 import json
+import resource
 import threading
 
 import jax.numpy as jnp
@@ -113,3 +114,25 @@ def test_what_json_cannot_say_is_refused_by_name(tmp_path):
     pytest.raises(ValueError, match="'when' is a object"),
   ):
     metrics.write({"when": object()})
+
+
+def test_a_full_disk_is_said_once_and_leaves_no_torn_line(tmp_path, caplog):
+  path = tmp_path / "metrics.jsonl"
+  soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+  with MetricsWriter(path) as writer:
+    writer.write({"step": 1})
+    try:
+      # A write beyond it fails, as one to a full disk does.
+      resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 3, hard))
+      for step in range(2, 200):
+        writer.write({"step": step, "text": "x" * 100})
+    finally:
+      resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [r.levelname for r in caplog.records] == ["ERROR"]
+    assert "metrics.jsonl, and goes on" in caplog.text
+    writer.write({"step": 200})
+
+  steps = [line["step"] for line in read_metrics(path)]
+  assert steps[0] == 1
+  assert steps[-1] == 200
+  assert steps == sorted(set(steps))
