@@ -17,6 +17,7 @@ from absl import flags
 
 from ddiloco_jax import config
 from ddiloco_jax.launch import exits, process, watchdog
+from ddiloco_jax.wire.status import ServiceError
 
 _SYNCER = flags.DEFINE_string(
   "syncer",
@@ -78,6 +79,11 @@ def main() -> int:
       joint.recovery,
       pathlib.Path(_SNAPSHOT.value) if _SNAPSHOT.value else None,
     )
+  except ServiceError as error:
+    if not joint.is_too_late(error):
+      raise
+    print(f"learner {_LEARNER_ID.value} is too late: {error.text}", flush=True)
+    return exits.OK
   finally:
     joint.close()
   logging.info("learner %s ended: %s", _LEARNER_ID.value, reason)

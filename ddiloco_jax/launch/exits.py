@@ -18,7 +18,7 @@ SUPERSEDED = 8
 STUCK = 9
 
 MEANINGS = {
-  OK: "it ended well, also when SIGTERM or SIGINT asked it to",
+  OK: "it ended well, also on SIGTERM or SIGINT, or was too late for the run",
   FAILED: "failure; its log says which",
   BAD_USAGE: "bad usage, config or data",
   FENCED: "another process took this learner's id, or an admin evicted it",

@@ -4,6 +4,7 @@ An error that a person can act on is one line on stderr, any other keeps its
 traceback.
 """
 
+import contextlib
 import logging
 import os
 import signal
@@ -93,10 +94,15 @@ def end_soon(error: Superseded, grace_s: float) -> None:
 
 
 class Joint(NamedTuple):
-  """What ties one learner process to its syncer and to its peers."""
+  """What ties one learner process to its syncer and to its peers.
+
+  Attributes:
+    is_too_late: Whether it was refused because the run has come to its end.
+  """
 
   link: Link
   recovery: Recovery
+  is_too_late: Callable[[ServiceError], bool]
   close: Callable[[], None]
 
 
@@ -133,7 +139,16 @@ def join(
   recovery = Recovery(
     client.open_state, desk, RecoveryConfig(patience_s=cfg.run.recover_s)
   )
-  return Joint(link, recovery, server.close if server else lambda: None)
+
+  def is_too_late(error: ServiceError) -> bool:
+    if error.code != "FAILED_PRECONDITION":
+      return False
+    with contextlib.suppress(ServiceError):
+      return client.status().phase in ("flushing", "finished")
+    return False
+
+  close = server.close if server else lambda: None
+  return Joint(link, recovery, is_too_late, close)
 
 
 def run(main: Callable[[], int], usage: str | None) -> None:
