@@ -29,7 +29,10 @@ def server_credentials(cfg: WireConfig) -> grpc.ServerCredentials | None:
   if not cfg.tls_cert:
     return None
   key, cert = _read_own(cfg)
-  root = _read("wire.tls_ca", cfg.tls_ca) if cfg.require_client_cert else None
+  root = None
+  if cfg.require_client_cert:
+    root = _read("wire.tls_ca", cfg.tls_ca)
+    _context(cfg)  # gRPC would say that it could not bind.
   return grpc.ssl_server_credentials(
     [(key, cert)], root, cfg.require_client_cert
   )

@@ -294,3 +294,11 @@ def test_a_file_that_is_no_pem_is_named(changes, says):
 
   with pytest.raises(ValueError, match=says):
     Client("127.0.0.1:1", cfg)
+
+
+def test_a_server_names_the_ca_that_is_none():
+  cfg = mutual(tls_ca=__file__)
+  assert cfg.require_client_cert
+
+  with pytest.raises(ValueError, match="wire.tls_ca=.* is no certificate"):
+    Server("127.0.0.1:0", cfg)
