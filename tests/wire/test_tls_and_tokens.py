@@ -300,5 +300,5 @@ def test_a_server_names_the_ca_that_is_none():
   cfg = mutual(tls_ca=__file__)
   assert cfg.require_client_cert
 
-  with pytest.raises(ValueError, match="wire.tls_ca=.* is no certificate"):
+  with pytest.raises(ValueError, match=r"wire\.tls_ca=.* is no certificate"):
     Server("127.0.0.1:0", cfg)
