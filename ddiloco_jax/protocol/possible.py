@@ -26,7 +26,7 @@ def check_report(state: State, old: Learner, event: events.Reported) -> None:
   Raises:
     ValueError: The value, the rule and the fix.
   """
-  who = f"report of {event.learner!r}"
+  who = _who(event)
   since = event.step - old.step
   most = SLACK_STEPS + (state.now - old.joined_at) / MIN_STEP_S
   if old.heard and since > most:
@@ -65,7 +65,7 @@ def check_applied(old: Learner, event: events.Applied) -> None:
   Raises:
     ValueError: The value, the rule and the fix.
   """
-  who, p = f"adoption by {event.learner!r}", event.fragment
+  who, p = _who(event), event.fragment
   counts, before = event.counts, old.counts[p]
   _check_steps(who, p, counts.steps, event.step, old.adopted_at[p])
   if counts.steps <= before.steps and counts.tokens > before.tokens:
@@ -74,6 +74,11 @@ def check_applied(old: Learner, event: events.Applied) -> None:
       f"{before.tokens} in {before.steps}: only a step adds tokens; send the "
       "counts that the adoption reset"
     )
+
+
+def _who(event: events.Reported | events.Applied) -> str:
+  is_report = isinstance(event, events.Reported)
+  return f"{'report of' if is_report else 'adoption by'} {event.learner!r}"
 
 
 def _check_steps(

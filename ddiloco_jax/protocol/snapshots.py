@@ -40,7 +40,11 @@ def marker_done(turn: Turn, event: events.MarkerDone) -> None:
     turn.count("late_marker")
   elif member in cut.awaited:
     awaited = tuple(m for m in cut.awaited if m != member)
-    if event.saved:
+    if event.saved and not _trains_from(turn, member, cut.clock):
+      why = "it says that it saved, and not that it holds the cut's clock"
+      skipped = (*cut.skipped, f"{event.learner}: {why}")
+      turn.cut = cut._replace(awaited=awaited, skipped=skipped)
+    elif event.saved:
       saved = (*cut.saved, event.learner)
       turn.cut = cut._replace(awaited=awaited, saved=saved)
     else:
@@ -160,7 +164,14 @@ def _holds(
   process = turn.learners[member.learner]
   if process.incarnation != member.incarnation or not process.live:
     return True
-  return all(
+  return _trains_from(turn, member, clock)
+
+
+def _trains_from(
+  turn: Turn, member: Member, clock: tuple[events.Version, ...]
+) -> bool:
+  process = turn.learners[member.learner]
+  return process.incarnation == member.incarnation and all(
     base is not None and base.n >= version.n
     for base, version in zip(process.bases, clock)
   )

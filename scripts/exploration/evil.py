@@ -260,6 +260,19 @@ def _merged(world: "World", process: "Process", number: int) -> None:
   )
 
 
+def _saved(world: "World", process: "Process", number: int) -> None:
+  """Of a cut whose clock it may not hold, or of another one."""
+  cut = world.state.cut
+  world.lie(
+    events.MarkerDone(
+      learner=process.name,
+      incarnation=process.incarnation,
+      snapshot=cut.snapshot if cut else number % 3,
+      saved=bool(number % 4),
+    )
+  )
+
+
 _WORDS: dict[str, Callable[["World", "Process", int], None]] = {
   "norm": _norm,
   "old base": _old_base,
@@ -273,4 +286,5 @@ _WORDS: dict[str, Callable[["World", "Process", int], None]] = {
   "push": _push,
   "hello": _hello,
   "merged": _merged,
+  "saved": _saved,
 }

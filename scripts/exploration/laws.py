@@ -130,6 +130,7 @@ class Laws:
     self._num_ended = 0
     self._cut: events.Marker | None = None
     self._awaited: set[tuple[str, int]] = set()
+    self._in_cut: set[str] = set()
     self._marked_at = 0.0
     self._copied = False
     self._versions = [f.version for f in state.fragments]
@@ -186,7 +187,7 @@ class Laws:
     if isinstance(event, events.Captured):
       self._captured(event)
     if self._cut:
-      self._skip(after)
+      self._skip(before, event, after)
     for effect in effects:
       self._obeyed(before, event, after, effect)
     self._books(before, event, after, merged)
@@ -257,7 +258,7 @@ class Laws:
     match effect:
       case events.Resolved():
         assert isinstance(event, events.Replied)
-        self._resolved(before, event, effect)
+        self._resolved(before, event, after, effect)
       case events.Pull():
         self._pull(event, after, effect)
       case events.Free():
@@ -295,7 +296,11 @@ class Laws:
         self._num_ended += 1
 
   def _resolved(
-    self, before: State, event: events.Replied, effect: events.Resolved
+    self,
+    before: State,
+    event: events.Replied,
+    after: State,
+    effect: events.Resolved,
   ) -> None:
     key, outcome = effect.key, effect.outcome
     first = self._answers.get(key)
@@ -304,8 +309,11 @@ class Laws:
         raise Broken("resolved once", f"{effect}: was told {first}")
       return
     if outcome not in _TAKEN:
-      if _speaker(before, event) is None or _is_over(before):
+      # Its shard may be lent in the same step.
+      if None in (_speaker(before, event), _speaker(after, event)):
         return  # Whoever is over is told that it is over.
+      if _is_over(before):
+        return
       if first not in (None, outcome) and self._is_remembered(key):
         raise Broken("resolved once", f"{effect}: was told {first}")
       asked = key in self._pulled or outcome is Outcome.LATE
@@ -387,14 +395,23 @@ class Laws:
     if self._cut or set(marker.members) != live or not is_newest:
       raise Broken("cuts", f"{marker}: {self._cut}, {live}, {self._versions}")
     self._cut, self._copied = marker, False
-    self._awaited, self._marked_at = live, after.now
+    self._awaited, self._marked_at, self._in_cut = live, after.now, set()
 
-  def _skip(self, after: State) -> None:
-    """Who is lost, or takes longer than a lease, is no part of a cut."""
+  def _skip(self, before: State, event: Event, after: State) -> None:
+    """Who has spoken, is lost, or takes longer than a lease, holds none up."""
+    if isinstance(event, events.MarkerDone):
+      self._saved(_speaker(before, event), event)
     late = after.now >= self._marked_at + after.rules.lease_s
     members = (after.learners[name] for name, _ in self._awaited)
     here = {(m.learner, m.incarnation) for m in members if m.live and not late}
     self._awaited &= here
+
+  def _saved(self, old: Learner | None, event: events.MarkerDone) -> None:
+    if old and self._cut and self._cut.snapshot == event.snapshot:
+      self._awaited -= {(old.learner, old.incarnation)}
+      pairs = zip(old.bases, self._cut.clock)
+      if all(base is not None and base.n >= v.n for base, v in pairs):
+        self._in_cut.add(old.learner)
 
   def _is_held(self, after: State, cut: events.Marker) -> bool:
     """Whether nothing newer can get into a cut any more."""
@@ -418,6 +435,8 @@ class Laws:
     told = {*effect.learners, *(s.split(":")[0] for s in effect.skipped)}
     if taken and (cut is None or not effect.path or told != names):
       raise Broken("cuts", f"{effect} of {cut}")
+    if taken and not self._in_cut.issuperset(effect.learners):
+      raise Broken("cuts", f"{effect}: {self._in_cut} held {cut}")
     if cut and effect.snapshot not in (0, cut.snapshot):
       raise Broken("cuts", f"{effect} of {cut}")
     if effect.snapshot == 0:

@@ -141,3 +141,26 @@ def test_no_round_opens_until_the_syncer_has_copied_its_part():
 
   assert run.state.rounds, "it opens again before any file is written"
   assert run.state.cut is not None
+
+
+def test_who_saved_something_else_is_not_in_the_cut():
+  # Found by exploration: a process whose adoption was never heard.
+  run = ready("a", "b")
+  run.until_asked(["a", "b"])
+  run.reply("a")
+  run.reply("b")
+  run.merged()
+  marked(run)
+  run.apply("a")
+
+  done(run, "a")
+  done(run, "b")
+  run.tell(events.Captured(snapshot=1))
+  over = only(
+    run.tell(events.Captured(snapshot=1, path="x")), events.SnapshotOver
+  )
+
+  assert over.learners == ("a",)
+  assert over.skipped == (
+    "b: it says that it saved, and not that it holds the cut's clock",
+  )
