@@ -183,6 +183,9 @@ def run_plain(
       at_boundary,
       start,
     )
+    last = dict(model.last())
+    last.pop("step_s", None)  # A wait for a step that was under way.
+    boundaries.note(last)
     boundaries.save()
     return held_out_loss(steps)
 
@@ -278,11 +281,15 @@ class _Boundaries:
 
   def __call__(self, step: int, record: trainer.Record, progress: Any) -> None:
     self._last = step, progress
-    if record and record["step"] % self._cfg.run.log_every_steps == 0:
-      self._records.write(record)
+    self.note(record)
     every = self._cfg.run.checkpoint_every_steps
     if every and step % every == 0:
       self._try_to_save()
+
+  def note(self, record: trainer.Record) -> None:
+    """Writes a step's record, if it is one of those that are logged."""
+    if record and record["step"] % self._cfg.run.log_every_steps == 0:
+      self._records.write(record)
 
   def _try_to_save(self) -> None:
     try:

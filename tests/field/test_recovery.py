@@ -241,21 +241,30 @@ class _Broken:
     self._call.cancel()
 
 
+class Heavy(Momentum):
+  """With far more inner state than a connection holds under way."""
+
+  def _inner(self):
+    return super()._inner() | {"inner/more": np.zeros(1 << 24, np.float32)}
+
+
 def test_a_donor_that_dies_in_the_transfer_leaves_no_trace(tmp_path):
-  big = {"a": (600, 1000), "b": (600, 1000)}  # Beyond what sockets buffer.
-  theta = {path: np.zeros(shape, np.float32) for path, shape in big.items()}
   made = []
 
   def breaking(client):
     made.append(Breaking(client))
     return made[-1]
 
-  with served_run(settings(quorum=1), tmp_path, theta=theta) as run:
-    donor = LoopLearner(
-      run.address, "donor", momentum(0.02, big), state_address=""
-    )
-    joiner = LoopLearner(
-      run.address, "joiner", momentum(0.02, big), wrap=breaking, recover_s=5.0
+  with served_run(settings(quorum=1), tmp_path) as run:
+    wait = threading.Event().wait
+    donor, joiner = (
+      LoopLearner(
+        run.address, name, Heavy(SHAPES, 1.0, 0.02, lambda: wait(0.01)), **more
+      )
+      for name, more in (
+        ("donor", {"state_address": ""}),
+        ("joiner", {"wrap": breaking, "recover_s": 5.0}),
+      )
     )
     for client in made:
       client.broken = donor.kill

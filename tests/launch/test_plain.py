@@ -50,3 +50,18 @@ def test_a_step_takes_as_long_as_it_was_told_to(tmp_path):
   lines = [json.loads(line) for line in text.splitlines()]
   steps = [line["step_s"] for line in lines if "step_s" in line]
   assert min(steps) >= 0.15
+
+
+def test_d2_two_resumes_keep_the_uninterrupted_order(tmp_path):
+  def losses(run):
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    return [(x["step"], x["loss"]) for x in found if "loss" in x]
+
+  train(tmp_path / "whole", 9, restore=False)
+  for num_steps in (3, 6, 9):
+    train(tmp_path / "parts", num_steps, restore=num_steps > 3)
+
+  whole = losses(tmp_path / "whole")
+  assert [step for step, _ in whole] == list(range(1, 10))
+  assert losses(tmp_path / "parts") == whole
