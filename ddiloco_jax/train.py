@@ -60,7 +60,7 @@ def main() -> int:
           f"--snapshot={_SNAPSHOT.value} without --syncer: plain training has"
           " checkpoints only. Use --restore."
         )
-    loss = training.run_plain(cfg, run_dir, should_stop, _RESTORE.value)
+    loss = training.run_plain(cfg, run_dir, should_stop, restore=_RESTORE.value)
     print(f"held-out loss {loss:.4f} nats per token; run directory {run_dir}")
     return 0
   with exits.edge():
@@ -75,9 +75,9 @@ def main() -> int:
       joint.link,
       directory,
       should_stop,
-      _RESTORE.value,
-      joint.recovery,
-      pathlib.Path(_SNAPSHOT.value) if _SNAPSHOT.value else None,
+      restore=_RESTORE.value,
+      recovery=joint.recovery,
+      snapshot=pathlib.Path(_SNAPSHOT.value) if _SNAPSHOT.value else None,
     )
   except ServiceError as error:
     if not joint.is_too_late(error):

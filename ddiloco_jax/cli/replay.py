@@ -57,11 +57,13 @@ def main(arguments: list[str] | None = None) -> int:
     paths = tapes_of(flags.tape) if flags.tape.is_dir() else [flags.tape]
     code = 0
     for path in paths:
-      code = max(code, _replay(path, flags.json))
+      code = max(code, _replay(path, as_json=flags.json))
     if flags.theta and not code:
-      code = _replay_theta(flags.tape, flags.out, flags.json)
+      code = _replay_theta(flags.tape, flags.out, as_json=flags.json)
     if flags.learner and not code:
-      code = _replay_learner(flags.tape, flags.learner, flags.out, flags.json)
+      code = _replay_learner(
+        flags.tape, flags.learner, flags.out, as_json=flags.json
+      )
   except OSError as error:
     print(
       f"cannot read {error.filename or flags.tape}: {error.strerror}; give the"
@@ -75,14 +77,14 @@ def main(arguments: list[str] | None = None) -> int:
   return code
 
 
-def _replay(path: pathlib.Path, as_json: bool) -> int:
+def _replay(path: pathlib.Path, *, as_json: bool) -> int:
   result = tape.replay(path)
   print(_as_json(result) if as_json else _as_text(result))
   return 1 if result.faults else 0
 
 
 def _replay_theta(
-  run_dir: pathlib.Path, out: pathlib.Path | None, as_json: bool
+  run_dir: pathlib.Path, out: pathlib.Path | None, *, as_json: bool
 ) -> int:
   from ddiloco_jax.launch import arrays, replaying  # They load JAX.
 
@@ -108,7 +110,11 @@ def _replay_theta(
 
 
 def _replay_learner(
-  run_dir: pathlib.Path, learner: str, out: pathlib.Path | None, as_json: bool
+  run_dir: pathlib.Path,
+  learner: str,
+  out: pathlib.Path | None,
+  *,
+  as_json: bool,
 ) -> int:
   from ddiloco_jax.launch import arrays, retracing  # They load JAX.
 

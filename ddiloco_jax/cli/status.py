@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
   flags = parser.parse_args(argv)
   client = calling.connect(parser, flags, flags.timeout_s)
   try:
-    show(poll(client, flags.watch), flags.json)
+    show(poll(client, watch=flags.watch), as_json=flags.json)
   except ServiceError as error:
     return calling.failed(error, flags.address)
   except KeyboardInterrupt:
@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
   return exits.OK
 
 
-def poll(client: Client, watch: bool) -> Iterator[pb.Status]:
+def poll(client: Client, *, watch: bool) -> Iterator[pb.Status]:
   """The status, once, or every second until the run has ended."""
   status = client.status()
   yield status
@@ -60,7 +60,7 @@ def poll(client: Client, watch: bool) -> Iterator[pb.Status]:
     yield status
 
 
-def show(statuses: Iterator[pb.Status], as_json: bool) -> None:
+def show(statuses: Iterator[pb.Status], *, as_json: bool) -> None:
   """Prints each; on a terminal the newest replaces the one before."""
   if as_json:
     for status in statuses:

@@ -93,7 +93,7 @@ def main() -> int:
     if _STANDBY.value:
       turn = standby.standing_by(start, _ADDRESS.value, stop.reason, _say_ready)
     else:
-      turn = serving.serving(start, _ADDRESS.value, _RESTORE.value)
+      turn = serving.serving(start, _ADDRESS.value, restore=_RESTORE.value)
     try:
       served = stack.enter_context(turn)
     except standby.StoodDown as done:

@@ -69,7 +69,7 @@ def listening(
 
 @contextlib.contextmanager
 def serving(
-  start: Start, address: str, restore: bool = False
+  start: Start, address: str, *, restore: bool = False
 ) -> Iterator[Served]:
   """A syncer behind its gRPC server; RUN_DIR/address tells where.
 
@@ -83,14 +83,14 @@ def serving(
   # First the address: one that cannot be leaves no trace.
   with (
     listening(start.cfg, address, lambda: said) as at,
-    serving_at(at, start, restore) as served,
+    serving_at(at, start, restore=restore) as served,
   ):
     yield served
 
 
 @contextlib.contextmanager
 def serving_at(
-  at: server.Server, start: Start, restore: bool, takes_over: int = 0
+  at: server.Server, start: Start, *, restore: bool, takes_over: int = 0
 ) -> Iterator[Served]:
   """The same behind a server that listens.
 
@@ -110,8 +110,8 @@ def serving_at(
     run = SyncerRun(
       start.cfg,
       str(start.run_dir),
-      restore,
-      start.theta,
+      restore=restore,
+      theta=start.theta,
       files=start.files,
       snapshot=start.snapshot,
       post=post,

@@ -70,7 +70,9 @@ def standing_by(
     while served is None:
       _wait(start, watch, should_stop)
       _log.warning("takes over: %s", watch.sentence())
-      turn = serving.serving_at(at, start, True, takes_over=watch.epoch + 1)
+      turn = serving.serving_at(
+        at, start, restore=True, takes_over=watch.epoch + 1
+      )
       try:
         served = stack.enter_context(turn)
       except TooLate as error:

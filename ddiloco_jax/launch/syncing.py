@@ -75,6 +75,7 @@ class SyncerRun:
     self,
     cfg: config.Config,
     run_dir: str,
+    *,
     restore: bool = False,
     theta: Mapping[str, np.ndarray] | None = None,
     tx: optax.GradientTransformation | None = None,
@@ -99,9 +100,9 @@ class SyncerRun:
         stack.callback(self._heartbeat.close)
         self.store = Store(
           run_dir,
-          restore,
-          cfg.run.max_to_keep,
-          files,
+          restore=restore,
+          max_to_keep=cfg.run.max_to_keep,
+          files=files,
           accept_loss=cfg.run.accept_loss,
           may_begin=snapshot is not None,
           takes_over=post.takes_over,

@@ -36,6 +36,7 @@ def run_learner(
   port: ports.Port,
   directory: pathlib.Path,
   should_stop: ShouldStop,
+  *,
   restore: bool = False,
   recovery: Recovery | None = None,
   snapshot: pathlib.Path | None = None,
@@ -81,12 +82,14 @@ def run_learner(
     with exits.edge():
       if restore and latest is not None:
         model.restore_moments(saved, latest)
-      elif snapshot is not None:
-        part = cuts.restore(snapshot, directory.name, port.run, model)
-    if recovery and part:
-      recovery.own = "snapshot"
-    elif recovery and restore and latest is not None:
-      recovery.own = "checkpoint"
+        own = "checkpoint"
+      else:
+        part = snapshot and cuts.restore(
+          snapshot, directory.name, port.run, model
+        )
+        own = "snapshot" if part else "fresh"
+    if recovery:
+      recovery.own = own
     boundaries = _Boundaries(cfg, model, saved, records, latest or 0)
     diary = Diary(
       cfg, model, port.run, directory / "steps", resumes=part is not None
@@ -96,11 +99,7 @@ def run_learner(
       port,
       model,
       make_batches,
-      LearnerConfig(
-        lr_index=cfg.run.lr_index,
-        max_steps=cfg.run.max_steps,
-        loss_spike_factor=cfg.run.loss_spike_factor,
-      ),
+      _loop_config(cfg.run),
       boundaries,
       recovery,
       diary.note,
@@ -124,6 +123,7 @@ def run_plain(
   cfg: config.Config,
   directory: pathlib.Path,
   should_stop: ShouldStop,
+  *,
   restore: bool = False,
 ) -> float:
   """Trains without a syncer: the ordinary loop, shard 0 of 1.
@@ -139,7 +139,7 @@ def run_plain(
   """
   with exits.edge(), exits.writing_to(directory):
     config.check_vocab(cfg)
-    _check_directory(directory, restore)
+    _check_directory(directory, restore=restore)
     model = make_trainer(cfg, cfg.run.seed, cfg.run.step_s)
     records = metrics.MetricsWriter(directory / "metrics.jsonl")
     (directory / "config.json").write_text(config.to_json(cfg))
@@ -215,6 +215,14 @@ def batches_of(cfg: config.Config, num_shards: int) -> Callable[[int], Batches]:
   return make
 
 
+def _loop_config(cfg: config.RunConfig) -> LearnerConfig:
+  return LearnerConfig(
+    lr_index=cfg.lr_index,
+    max_steps=cfg.max_steps,
+    loss_spike_factor=cfg.loss_spike_factor,
+  )
+
+
 def check_layout(layout: fragments.Layout, params: Mapping[str, Any]) -> None:
   """Refuses a run whose parameters are not this model's.
 
@@ -233,7 +241,7 @@ def check_layout(layout: fragments.Layout, params: Mapping[str, Any]) -> None:
       )
 
 
-def _check_directory(directory: pathlib.Path, restore: bool) -> None:
+def _check_directory(directory: pathlib.Path, *, restore: bool) -> None:
   """One directory, one run of plain training."""
   holds_run = (directory / "metrics.jsonl").exists()
   if restore and not holds_run:

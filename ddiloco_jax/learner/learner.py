@@ -360,7 +360,7 @@ class Learner:
       positions=self._shards.positions(),
     )
 
-  def _report(self, step: int, waiting: bool = False) -> None:
+  def _report(self, step: int, *, waiting: bool = False) -> None:
     self._port.report(
       events.Reported(
         step=step,

@@ -270,31 +270,8 @@ def restore(
   was_over = old.end is not None and old.end.finished
   if old.end is not None and was_over and cause is None:
     turn.accounts = dict(old.end.accounts)
-  for r in (*(reply for o in old.rounds for reply in o.replies), *old.carried):
-    account = turn.account(r.key.learner, r.key.fragment)
-    account = ledger.uncover(account, r.key, ledger.GIVEN_UP)
-    turn.put_account(r.key.learner, r.key.fragment, account)
-  for learner in old.learners.values():
-    turn.put(
-      learner._replace(
-        live=False,
-        training=False,
-        connected=False,
-        asked=(),
-        exact=(),
-        reported_t=-1,
-        heard=False,
-        counts=(ZERO,) * rules.num_fragments,
-      )
-    )
-    for p in range(rules.num_fragments):
-      account = turn.account(learner.learner, p)
-      # It may have adopted this base once more since: its counts may be less.
-      account = ledger.say(
-        account, learner.incarnation, learner.bases[p], learner.counts[p]
-      )
-      turn.put_account(learner.learner, p, account)
-      turn.settle(learner.learner, p)
+  _lose_replies(turn, old)
+  _hear_nobody(turn, old)
   queued = {due.fragment for due in old.queue}
   lost = (rounds.due_again(r) for r in old.rounds if r.fragment not in queued)
   turn.queue = (*old.queue, *lost)
@@ -315,3 +292,36 @@ def digest(state: State) -> str:
     saved.encode(state), sort_keys=True, separators=(",", ":"), allow_nan=False
   )
   return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _lose_replies(turn: Turn, old: State) -> None:
+  """Replies that no version has, of rounds that nobody goes on with."""
+  for r in (*(reply for o in old.rounds for reply in o.replies), *old.carried):
+    account = turn.account(r.key.learner, r.key.fragment)
+    account = ledger.uncover(account, r.key, ledger.GIVEN_UP)
+    turn.put_account(r.key.learner, r.key.fragment, account)
+
+
+def _hear_nobody(turn: Turn, old: State) -> None:
+  """Every learner is to be heard again, in the books as on the stream."""
+  for learner in old.learners.values():
+    turn.put(
+      learner._replace(
+        live=False,
+        training=False,
+        connected=False,
+        asked=(),
+        exact=(),
+        reported_t=-1,
+        heard=False,
+        counts=(ZERO,) * turn.rules.num_fragments,
+      )
+    )
+    for p in range(turn.rules.num_fragments):
+      account = turn.account(learner.learner, p)
+      # It may have adopted this base once more since: its counts may be less.
+      account = ledger.say(
+        account, learner.incarnation, learner.bases[p], learner.counts[p]
+      )
+      turn.put_account(learner.learner, p, account)
+      turn.settle(learner.learner, p)

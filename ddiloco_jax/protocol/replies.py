@@ -47,7 +47,7 @@ def replied(turn: Turn, event: events.Replied) -> None:
       return
   asked = _find(learner, key)
   if asked is None:
-    _answer_unasked(turn, event, key, name in account.asked)
+    _answer_unasked(turn, event, key, was_asked=name in account.asked)
     return
   others = tuple(a for a in learner.asked if a is not asked)
   turn.put(learner._replace(asked=others))
@@ -76,7 +76,7 @@ def _answer_stranger(turn: Turn, key: ReplyKey) -> None:
 
 
 def _answer_unasked(
-  turn: Turn, event: events.Replied, key: ReplyKey, was_asked: bool
+  turn: Turn, event: events.Replied, key: ReplyKey, *, was_asked: bool
 ) -> None:
   if was_asked:
     turn.count("late")

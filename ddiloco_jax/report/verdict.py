@@ -277,7 +277,9 @@ def _syncer_returns(ordeal: Ordeal) -> list[tuple[float, float]]:
   for line in ordeal.of("listening")[1:]:
     epoch = line.values["epoch"]
     for name in _running(ordeal, line):
-      if _is_disturbed(ordeal, name, line.at_s - 1.0, line.at_s + 5.0, False):
+      if _is_disturbed(
+        ordeal, name, line.at_s - 1.0, line.at_s + 5.0, syncer=False
+      ):
         continue
       learner = name.removeprefix("learner-")
       joined = _first(
@@ -317,7 +319,12 @@ def _running(ordeal: Ordeal, at: Line) -> list[str]:
 
 
 def _is_disturbed(
-  ordeal: Ordeal, name: str, start_s: float, end_s: float, syncer: bool = True
+  ordeal: Ordeal,
+  name: str,
+  start_s: float,
+  end_s: float,
+  *,
+  syncer: bool = True,
 ) -> bool:
   """Whether a fault hit it, or the syncer, from the one to the other."""
   names = (name, "syncer") if syncer else (name,)

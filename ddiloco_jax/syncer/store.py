@@ -69,10 +69,10 @@ class Store:
   def __init__(
     self,
     directory: str,
+    *,
     restore: bool,
     max_to_keep: int = 3,
     files: Files | None = None,
-    *,
     accept_loss: bool = False,
     may_begin: bool = False,
     takes_over: int = 0,
@@ -104,10 +104,10 @@ class Store:
       self.epoch = 1 + max(self._journal.last_epoch(), self._tapes.epoch)
       if takes_over:
         self.epoch = max(takes_over, 1 + self._tapes.epoch)
-      self._check(restore, may_begin or bool(takes_over))
+      self._check(restore=restore, may_begin=may_begin or bool(takes_over))
       stack.pop_all()
 
-  def _check(self, restore: bool, may_begin: bool) -> None:
+  def _check(self, *, restore: bool, may_begin: bool) -> None:
     is_empty = not self.has_progress and self.epoch == 1
     if restore and is_empty and not may_begin:
       raise InUse(

@@ -26,7 +26,7 @@ def live(run_dir, merges, saves=(), **changes):
   """A life of a run in `run_dir`: a copy of it is what a kill leaves."""
   cfg = settings(quorum=1, **DURABLE, **changes)
   restore = (run_dir / "checkpoints").exists()
-  run = syncing.SyncerRun(cfg, str(run_dir), restore, THETA)
+  run = syncing.SyncerRun(cfg, str(run_dir), restore=restore, theta=THETA)
   learner = NumpyLearner(run.syncer, "ada")
   try:
     learner.start()
@@ -79,7 +79,7 @@ def files_of(run_dir):
 def start(run_dir, restore=True, **changes):
   """Merges and epoch of a start, which is ended at once."""
   cfg = settings(quorum=1, **DURABLE, **changes)
-  run = syncing.SyncerRun(cfg, str(run_dir), restore, THETA)
+  run = syncing.SyncerRun(cfg, str(run_dir), restore=restore, theta=THETA)
   try:
     return num_merges(run), run.syncer.state.epoch
   finally:

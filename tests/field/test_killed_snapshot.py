@@ -23,7 +23,7 @@ from ddiloco_jax.syncer.store import Store
 tx, theta = optax.sgd(0.7, 0.9), {"a": np.ones((1 << 20,), np.float32)}
 tensors = Tensors((theta,), (outer.init(tx, theta),))
 state = machine.initial(Rules(num_fragments=1, cycle_steps=4), 1)
-store = Store(sys.argv[1], False)
+store = Store(sys.argv[1], restore=False)
 for number in range(1, 1000):
   path = store.save_cut(number, tensors, state, {"run_id": "r"})
   store.name_cut(events.SnapshotOver(snapshot=number, reason="", path=path))

@@ -277,7 +277,7 @@ def test_what_is_written_after_the_takeover_counts_for_nothing(tmp_path):
   # A syncer that is stopped before a write, and goes on after the takeover.
   old = DurableRun(tmp_path / "run")
   old.run_to(2)
-  new = Store(str(tmp_path / "run"), True, takes_over=2)
+  new = Store(str(tmp_path / "run"), restore=True, takes_over=2)
   found = restoring.versions_of(new.restore(LAYOUT, TX))
   new.begin("run-1", sum(found))
 
@@ -286,20 +286,20 @@ def test_what_is_written_after_the_takeover_counts_for_nothing(tmp_path):
   new.close()
   old.store.close()
 
-  again = Store(str(tmp_path / "run"), True)
+  again = Store(str(tmp_path / "run"), restore=True)
   assert restoring.versions_of(again.restore(LAYOUT, TX)) == found
   again.close()
 
 
 def test_a_start_that_had_the_lock_before_the_takeover_is_refused(tmp_path):
   DurableRun(tmp_path / "run").store.close()
-  slow = Store(str(tmp_path / "run"), True)
-  new = Store(str(tmp_path / "run"), True, takes_over=2)
+  slow = Store(str(tmp_path / "run"), restore=True)
+  new = Store(str(tmp_path / "run"), restore=True, takes_over=2)
 
   with pytest.raises(InUse, match="a standby has just taken over"):
     slow.begin("run-1")
   with pytest.raises(InUse, match="--standby"):
-    Store(str(tmp_path / "run"), True)
+    Store(str(tmp_path / "run"), restore=True)
 
   slow.close()
   new.close()
@@ -307,18 +307,18 @@ def test_a_start_that_had_the_lock_before_the_takeover_is_refused(tmp_path):
 
 def test_whoever_comes_second_does_not_take_over(tmp_path):
   DurableRun(tmp_path / "run").store.close()
-  first = Store(str(tmp_path / "run"), True, takes_over=2)
+  first = Store(str(tmp_path / "run"), restore=True, takes_over=2)
   with pytest.raises(TooLate, match="epoch 2"):
-    Store(str(tmp_path / "run"), True, takes_over=2)
+    Store(str(tmp_path / "run"), restore=True, takes_over=2)
   with pytest.raises(InUse, match="locked"):
-    Store(str(tmp_path / "run"), True)
+    Store(str(tmp_path / "run"), restore=True)
   first.close()
 
 
 def test_a_checkpoint_that_a_later_epoch_went_on_before_is_set_aside(tmp_path):
   # With durability="snapshot": a stopped syncer ends its save after the takeover.
   old = DurableRun(tmp_path / "run")
-  new = Store(str(tmp_path / "run"), True, takes_over=2)
+  new = Store(str(tmp_path / "run"), restore=True, takes_over=2)
   new.restore(LAYOUT, TX)
   new.begin("run-1", 0)
   old.store.checkpoints.save(
@@ -332,7 +332,7 @@ def test_a_checkpoint_that_a_later_epoch_went_on_before_is_set_aside(tmp_path):
   old.store.close()
   new.close()
 
-  again = Store(str(tmp_path / "run"), True)
+  again = Store(str(tmp_path / "run"), restore=True)
   again.restore(LAYOUT, TX)
   again.begin("run-1", 0)
   assert again.checkpoints.steps() == [0]

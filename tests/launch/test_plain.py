@@ -22,7 +22,7 @@ def settings(num_steps, step_s=0.0):
 
 def train(directory, num_steps, restore):
   return training.run_plain(
-    settings(num_steps), directory, lambda: False, restore
+    settings(num_steps), directory, lambda: False, restore=restore
   )
 
 

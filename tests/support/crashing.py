@@ -115,7 +115,7 @@ class DurableRun(Run):
   def start(self, files) -> None:
     """A life of the syncer: its state and tensors come from the directory."""
     has_run = (self.directory / "checkpoints").exists()
-    self.store = Store(str(self.directory), has_run, files=files)
+    self.store = Store(str(self.directory), restore=has_run, files=files)
     if self.store.has_progress:
       found = self.store.restore(LAYOUT, TX)
       self.tensors = found.tensors

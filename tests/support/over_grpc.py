@@ -108,7 +108,7 @@ def served_run(
 ) -> Iterator[ServedRun]:
   theta = THETA if theta is None else theta
   start = serving.Start(cfg, run_dir, theta, snapshot)
-  with serving.serving(start, "127.0.0.1:0", restore) as served:
+  with serving.serving(start, "127.0.0.1:0", restore=restore) as served:
     run = ServedRun(served, run_dir)
     try:
       yield run
