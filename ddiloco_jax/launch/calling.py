@@ -8,6 +8,7 @@ import sys
 
 from ddiloco_jax.launch import exits
 from ddiloco_jax.learner.client import Client
+from ddiloco_jax.wire import listening
 from ddiloco_jax.wire.options import WireConfig
 from ddiloco_jax.wire.status import ServiceError
 
@@ -40,10 +41,8 @@ def connect(
   parser: argparse.ArgumentParser, flags: argparse.Namespace, timeout_s: float
 ) -> Client:
   """A client of the syncer that flags name; ends the process if they cannot."""
-  host, _, port = flags.address.rpartition(":")
-  if not (host and port.isdecimal()):
-    parser.error(f"{flags.address!r} is no HOST:PORT, such as 127.0.0.1:8470")
   try:
+    listening.parse_address(flags.address)
     return Client(flags.address, wire_config(flags, timeout_s))
   except ValueError as error:
     parser.error(str(error))
@@ -55,7 +54,7 @@ def failed(error: ServiceError, address: str) -> int:
   if not error.is_worth_retrying:
     return exits.FAILED
   print(
-    f"No syncer answers at {address}. Is it running, and is that what its"
+    f"No syncer serves a run at {address}. Is it running, and is that what its"
     " RUN/address says?",
     file=sys.stderr,
   )

@@ -1,6 +1,7 @@
 """How a command ends: one table of exit codes for all of them."""
 
 import contextlib
+import errno
 import pathlib
 from collections.abc import Iterator
 
@@ -31,6 +32,9 @@ MEANINGS = {
 }
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 class BadUsage(ValueError):
   """What a user gave cannot be; it ends a command in one line, BAD_USAGE."""
 
@@ -53,14 +57,18 @@ def edge() -> Iterator[None]:
 
 @contextlib.contextmanager
 def writing_to(directory: pathlib.Path) -> Iterator[None]:
-  """Where what a process writes is opened: an OSError here is BadUsage."""
+  """Where what a process writes is opened: an OSError here is BadUsage, or
+  WriteFailed where only room is missing."""
   try:
     yield
   except OSError as error:
+    where = f" ({error.filename})" if error.filename else ""
+    said = f"cannot write to {directory}: {error.strerror or error}{where}."
+    if error.errno in _FULL:
+      raise WriteFailed(f"{said} Make room, and start it again.") from error
     raise BadUsage(
-      f"cannot write to {directory}: {error.strerror}"
-      f" ({error.filename}). Give another --run_dir, a directory that is"
-      " there or can be made, and that this user may write to."
+      f"{said} Give another --run_dir, a directory that is there or can be"
+      " made, and that this user may write to."
     ) from error
 
 

@@ -34,8 +34,8 @@ def evaluate_run(
 
   Returns:
     loss_start and loss_end, nats per token over the run's held-out windows
-    (None if it is not finite, or the run saved nothing), and bigram_entropy of
-    that text.
+    (None if it is not finite, or the run saved nothing; no loss_start for a run
+    that began from a snapshot), and bigram_entropy of that text.
   """
   cfg = config.from_json((run_dir / "config.json").read_text("utf-8"))
   windows = stream.held_out(
@@ -43,9 +43,9 @@ def evaluate_run(
   )
   loss_of, flat = _model_of(cfg, theta)
   first = fragments.unflatten(flat)
-  last = last_params(run_dir, first)
+  last, began_from = _saved(run_dir, first)
   losses = {
-    "loss_start": loss_of(first, windows),
+    "loss_start": None if began_from else loss_of(first, windows),
     "loss_end": None if last is None else loss_of(last, windows),
     "bigram_entropy": stream.bigram_entropy(cfg.data),
   }
@@ -70,14 +70,16 @@ def _model_of(
   return numpy_loss, arrays.load_arrays(str(theta))
 
 
-def last_params(run_dir: pathlib.Path, like: dict) -> dict | None:
-  """The params of the newest checkpoint of the syncer, of like's structure."""
+def _saved(run_dir: pathlib.Path, like: dict) -> tuple[dict | None, str]:
+  """(params of the newest checkpoint, of like's structure; the run that this
+  one began from a snapshot of, or "")."""
   saved = checkpoint.Checkpoints(run_dir / "checkpoints", read_only=True)
   step = saved.latest()
   if step is None:
-    return None
+    return None, ""
   trees = saved.restore(step, {"params": jax.tree.map(lambda x: x, like)})
-  return trees["params"]
+  origin, _ = saved.records(step)["spec"].get("origin", ("", 0))
+  return trees["params"], origin
 
 
 if __name__ == "__main__":

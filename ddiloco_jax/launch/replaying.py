@@ -85,19 +85,14 @@ class ThetaReplay:
 
   def _walk(self, path: pathlib.Path) -> Iterator[Replayed]:
     reader = tape.Reader(path)
-    try:
-      for line in reader.lines():
-        yield from self._begin(reader)
-        if line.fault:
-          self.faults.append(f"{path.name}, {line.fault}")
-        elif not self.faults:
-          yield from self._do(path.name, line)
-        if self.faults:
-          return
-    except tape.TapeError:
-      if reader.start is not None or not reader.torn:
-        raise
-      return  # A syncer that was killed as it started: no epoch began.
+    for line in reader.lines():
+      yield from self._begin(reader)
+      if line.fault:
+        self.faults.append(f"{path.name}, {line.fault}")
+      elif not self.faults:
+        yield from self._do(path.name, line)
+      if self.faults:
+        return
     yield from self._begin(reader)
     if reader.fault:
       self.faults.append(f"{path.name}, {reader.fault}")
@@ -113,7 +108,10 @@ class ThetaReplay:
     self._payloads = PayloadReader(self.run_dir / "payloads", head.epoch)
     if not self._payloads.has_start:
       self._payloads = None
-      self.gaps.append(f"epoch {head.epoch} was run without --record_payloads")
+      self.gaps.append(
+        f"epoch {head.epoch} has no recorded start: it was run without"
+        " --record_payloads, or its disk was full"
+      )
       return
     cfg = config.freeze(head.settings)
     self._note(provenance.differences(head.machine, head.libraries))
@@ -193,8 +191,8 @@ class ThetaReplay:
   def _compare_checkpoints(self) -> None:
     """Compares what was saved of the versions that were done again."""
     directory = self.run_dir / "checkpoints"
-    if self._state is None or not directory.exists():
-      return
+    if not self._names or not directory.exists():
+      return  # There is nothing to compare it with.
     with Checkpoints(directory, read_only=True) as saved:
       for step in saved.steps():
         record = saved.records(step)["state"]

@@ -119,7 +119,8 @@ def serving_at(
     stack.callback(run.close)
     at.serve(run.syncer)
     stack.callback(at.stop, _STOP_GRACE_S)  # Before the run closes.
-    (start.run_dir / "address").write_text(at.address)
+    with exits.writing_to(start.run_dir):
+      (start.run_dir / "address").write_text(at.address)
     yield Served(run, at.address)
 
 

@@ -101,14 +101,13 @@ def _wait(start: serving.Start, watch: Watch, should_stop: ShouldStop) -> None:
     StoodDown: see `standing_by`.
     BadUsage: settings with which it could never take over.
   """
-  seen = None
+  seen, is_checked = None, False
   while True:
     watch.look()
     if (now := (watch.epoch, watch.beat is None)) != seen:
       _log.info("%s", watch.sentence())
-      if not _may_take_over(start):
-        now = None  # Its record is not complete yet.
-      seen = now
+      seen, is_checked = now, False
+    is_checked = is_checked or _fits(start)
     if watch.ended:
       reason = f"the run has ended: {watch.ended.ended}"
       raise StoodDown(reason, watch.ended.exit_code)
@@ -119,16 +118,16 @@ def _wait(start: serving.Start, watch: Watch, should_stop: ShouldStop) -> None:
     time.sleep(min(watch.pause_s, _LOOK_S))
 
 
-def _may_take_over(start: serving.Start) -> bool:
-  """Whether the run has a record of its settings yet, which these fit.
+def _fits(start: serving.Start) -> bool:
+  """Whether these settings fit those of the run; False if it has none yet.
 
   Raises:
-    BadUsage: they do not.
+    BadUsage: they do not fit.
   """
   try:
     text = (start.run_dir / "config.json").read_text("utf-8")
     saved = json.loads(text)
-  except (FileNotFoundError, ValueError):
+  except (OSError, ValueError):
     return False
   with exits.edge():
     starting.check_fixed(start.cfg, saved)

@@ -13,7 +13,8 @@ import optax
 
 from ddiloco_jax import config
 from ddiloco_jax.algorithm import fragments, outer
-from ddiloco_jax.protocol import machine, tail
+from ddiloco_jax.protocol import ending, machine, tail
+from ddiloco_jax.protocol.turn import Turn
 from ddiloco_jax.syncer import manifest
 from ddiloco_jax.syncer.merger import Tensors
 from ddiloco_jax.syncer.store import Store
@@ -98,6 +99,7 @@ def make_start(
     )
     tensors = found.tensors
     state = machine.restore(rules, found.state, store.epoch)
+    _check_leaves_something(state, cut)
     origin = Origin(found.spec["run_id"], int(cut.name))
     run_id = _new_run_id(cfg)
   else:
@@ -172,6 +174,12 @@ def _check_began_from(
 def check_fixed(cfg: config.Config, saved: Mapping[str, Any]) -> None:
   """Refuses what may not change in a run: learners go on with what it was."""
   now = json.loads(config.to_json(cfg))
+  sections = {name.partition(".")[0] for name in _FIXED}
+  if not (isinstance(saved, Mapping) and sections <= saved.keys()):
+    raise ValueError(
+      "the record of the run's settings (config.json, or that of a checkpoint)"
+      f" lacks one of {', '.join(sorted(sections))}: it is damaged, or no run's"
+    )
   for name in _FIXED:
     section, _, only = name.partition(".")
     for key in [only] if only else sorted(now[section]):
@@ -192,6 +200,16 @@ def _check_goes_on(state: machine.State, path: pathlib.Path) -> None:
     raise ValueError(
       f"the run in {path} has ended: {state.end.reason}. Raise the limit"
       f" (--config.{limit}=N) to go on with it, or give another --run_dir."
+    )
+
+
+def _check_leaves_something(state: machine.State, cut: pathlib.Path) -> None:
+  """Refuses a snapshot from which there is nowhere to go."""
+  if cause := ending.end_cause(Turn(state)):
+    limit, said = cause
+    raise ValueError(
+      f"the snapshot {cut} is at the end of this run already: {said}. Raise the"
+      f" limit (--config.sync.{limit}=N), or take another snapshot."
     )
 
 

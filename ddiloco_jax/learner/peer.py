@@ -19,6 +19,7 @@ from ddiloco_jax.protocol import events
 from ddiloco_jax.wire import (
   listening,
   methods,
+  opening,
   options,
   tls,
   tokens,
@@ -168,7 +169,12 @@ class PeerServer:
     self._server = grpc.server(
       futures.ThreadPoolExecutor(_NUM_CALLS, thread_name_prefix="peer"),
       options=options.server_options(cfg),
-      interceptors=[tokens.Gate(known, is_local=listening.is_loopback(host))],
+      interceptors=[
+        tokens.Gate(known, is_local=listening.is_loopback(host)),
+        opening.Opening(
+          cfg.call_timeout_s, _NUM_CALLS // 2, methods.PEER.file.package
+        ),
+      ],
       maximum_concurrent_rpcs=_NUM_CALLS,
     )
     bound = listening.bind(

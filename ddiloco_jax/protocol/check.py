@@ -5,6 +5,7 @@ faults of one message. (INVALID_ARGUMENT in the table of the service.)
 """
 
 import math
+from collections.abc import Sequence
 
 from ddiloco_jax.protocol import events, membership, possible
 from ddiloco_jax.protocol.events import Counts, Version
@@ -100,8 +101,11 @@ def _reported(state: State, event: events.Reported) -> None:
   for p, counts in enumerate(event.counts):
     _counts(counts, f"{who}, fragment {p}")
   _count(event.step, f"{who}: step")
-  for shard, batch in event.positions:
-    _shard(state, shard, batch, who)
+  for rows in (event.positions, event.returned):
+    _once(rows, "data shard", who)
+    for shard, batch in rows:
+      _shard(state, shard, batch, who)
+  _once(event.boundaries, "the boundary of fragment", who)
   for p, step in event.boundaries:
     _fragment(state, p)
     _count(step, f"{who}: boundary")
@@ -151,8 +155,18 @@ def _replied(state: State, event: events.Replied) -> None:
       f"{who}: lr_sum is {event.lr_sum}; send the sum of the inner learning "
       "rate over the covered steps, or 0 if it is not known"
     )
+  _once(event.positions, "data shard", who)
   for shard, batch in event.positions:
     _shard(state, shard, batch, who)
+
+
+def _once(rows: Sequence[tuple[int, int]], what: str, who: str) -> None:
+  """So none has more of them than the run has."""
+  seen: set[int] = set()
+  for number, _ in rows:
+    if number in seen:
+      raise ValueError(f"{who}: {what} {number} twice; say each once")
+    seen.add(number)
 
 
 def _published(state: State, p: int, version: Version) -> None:

@@ -5,6 +5,7 @@ its median anew. (arXiv 2604.21428, Sec. 3.1; the guards are ours.)
 """
 
 import math
+from collections.abc import Iterable
 
 from ddiloco_jax.protocol import (
   events,
@@ -13,10 +14,17 @@ from ddiloco_jax.protocol import (
   possible,
   quorum,
 )
-from ddiloco_jax.protocol.state import FragmentState, Refusal, Reply, Round
+from ddiloco_jax.protocol.state import (
+  FragmentState,
+  Refusal,
+  Reply,
+  Round,
+  Scale,
+)
 from ddiloco_jax.protocol.turn import Turn
 
 PATIENCE = 3  # Attempts that outliers may take the quorum from.
+YOUNG = 3  # Versions of a fragment until its steps rise slowly.
 
 
 def fault_of(turn: Turn, event: events.Replied) -> tuple[str, str] | None:
@@ -72,18 +80,46 @@ def fault_of_age(
   return None
 
 
+def scale_of(event: events.Replied) -> Scale:
+  """Of a reply, from its norm and what it says of its steps."""
+  is_told = event.lr_sum > 0 and math.isfinite(event.lr_sum)
+  return Scale(
+    per_step=event.norm / max(event.counts.steps, 1),
+    per_lr=event.norm / event.lr_sum if is_told else None,
+  )
+
+
 def _fault_of_norm(turn: Turn, event: events.Replied) -> tuple[str, str] | None:
-  value, per_lr = quorum.scale(event.norm, event.counts, event.lr_sum)
-  fragment = turn.fragments[event.fragment]
-  known = fragment.scales_per_lr if per_lr else fragment.scales_per_step
-  if len(known) < quorum.MIN_ACCEPTED:
-    return None
-  bound = quorum.outlier_of(value, known, turn.rules.outlier_factor)
-  return None if bound is None else ("outlier", _outlier(value, per_lr, bound))
+  scale, fragment = scale_of(event), turn.fragments[event.fragment]
+  for name, factor in _measures(turn, event.fragment, scale).items():
+    known = _known(fragment, name)
+    if len(known) >= quorum.MIN_ACCEPTED:
+      value = getattr(scale, name)
+      bound = quorum.outlier_of(value, known, factor)
+      if bound is not None:
+        return "outlier", _outlier(value, name, bound)
+  return None
 
 
-def _outlier(value: float, per_lr: bool, bound: float) -> str:
-  unit = "unit of learning rate" if per_lr else "step"
+def _measures(turn: Turn, p: int, scale: Scale) -> dict[str, float]:
+  """Which norms of a reply are held against others', and with what factor."""
+  factor = turn.rules.outlier_factor
+  if scale.per_lr is None:
+    return {"per_step": factor}
+  # What a reply says of its learning rate explains much, and not everything: a
+  # warm-up multiplies the steps of the first rounds by up to a cycle's.
+  is_young = turn.fragments[p].version.n < YOUNG
+  rise = turn.rules.cycle_steps if is_young else 1
+  return {"per_lr": factor, "per_step": factor**2 * rise}
+
+
+def _known(fragment: FragmentState, name: str) -> tuple[float, ...]:
+  is_per_lr = name == "per_lr"
+  return fragment.scales_per_lr if is_per_lr else fragment.scales_per_step
+
+
+def _outlier(value: float, name: str, bound: float) -> str:
+  unit = "unit of learning rate" if name == "per_lr" else "step"
   return f"its norm per {unit} is {value:.4g}, beyond the bound {bound:.4g}"
 
 
@@ -94,22 +130,38 @@ def outliers(turn: Turn, r: Round) -> list[tuple[Reply, str]]:
   so that a hostile first one does not own the median. Afterwards the median
   does, once more: a carried reply may be older than it.
   """
-  fragment, found = turn.fragments[r.fragment], []
-  for reply in r.replies:
-    factor = turn.rules.outlier_factor
-    known = fragment.scales_per_lr if reply.per_lr else fragment.scales_per_step
-    if len(known) < quorum.MIN_ACCEPTED:
-      known = [
-        other.scale
-        for other in r.replies
-        if other is not reply and other.per_lr == reply.per_lr
-      ]
-      if len(known) == 1:
-        factor **= 2  # Of two replies, nobody knows which one is wrong.
-    bound = quorum.outlier_of(reply.scale, known, factor)
-    if bound is not None:
-      found.append((reply, _outlier(reply.scale, reply.per_lr, bound)))
+  found: list[tuple[Reply, str]] = []
+  # First by the norm alone: whoever lies of its learning rate judges nobody.
+  for name in ("per_step", "per_lr"):
+    rest = [x for x in r.replies if all(x is not out for out, _ in found)]
+    for reply in rest:
+      others = [x.scale for x in rest if x is not reply]
+      if reason := _differs(turn, r.fragment, name, reply.scale, others):
+        found.append((reply, reason))
   return found
+
+
+def _differs(
+  turn: Turn, p: int, name: str, scale: Scale, others: list[Scale]
+) -> str:
+  """How one measure of a reply of a round makes it an outlier, or ""."""
+  factor = _measures(turn, p, scale).get(name)
+  if factor is None:
+    return ""
+  known = _known(turn.fragments[p], name)
+  if len(known) < quorum.MIN_ACCEPTED:
+    known = _values(others, name)
+    if len(known) == 1:
+      factor **= 2  # Of two replies, nobody knows which one is wrong.
+  value = getattr(scale, name)
+  bound = quorum.outlier_of(value, known, factor)
+  return "" if bound is None else _outlier(value, name, bound)
+
+
+def _values(scales: Iterable[Scale], name: str) -> tuple[float, ...]:
+  """One measure of those that have it."""
+  values = (getattr(scale, name) for scale in scales)
+  return tuple(value for value in values if value is not None)
 
 
 def all_refused(turn: Turn, r: Round) -> None:
@@ -146,23 +198,25 @@ def starved(turn: Turn, r: Round) -> None:
 
 def _start_median_anew(turn: Turn, r: Round, outliers: list[Refusal]) -> None:
   """From the replies of a round, those that were outliers included."""
-  per_lr = outliers[-1].per_lr
-  seed = tuple(x.scale for x in (*r.replies, *outliers) if x.per_lr == per_lr)
-  name = "scales_per_lr" if per_lr else "scales_per_step"
+  scales = [x.scale for x in (*r.replies, *outliers) if x.scale]
   fragment = turn.fragments[r.fragment]
-  turn.put_fragment(r.fragment, fragment._replace(**{name: seed}))
+  turn.put_fragment(
+    r.fragment,
+    fragment._replace(
+      scales_per_lr=_values(scales, "per_lr") or fragment.scales_per_lr,
+      scales_per_step=_values(scales, "per_step"),
+    ),
+  )
 
 
 def remember_scales(
   fragment: FragmentState, merged: tuple[Reply, ...]
 ) -> FragmentState:
   """Feeds the running medians with the norms that were merged."""
-  rows = {True: fragment.scales_per_lr, False: fragment.scales_per_step}
-  for reply in merged:
-    if reply.weight > 0:
-      rows[reply.per_lr] = (*rows[reply.per_lr], reply.scale)
-  most = quorum.MAX_ACCEPTED
+  scales = [reply.scale for reply in merged if reply.weight > 0]
+  per_lr = (*fragment.scales_per_lr, *_values(scales, "per_lr"))
+  per_step = (*fragment.scales_per_step, *_values(scales, "per_step"))
   return fragment._replace(
-    scales_per_lr=rows[True][-most:],
-    scales_per_step=rows[False][-most:],
+    scales_per_lr=per_lr[-quorum.MAX_ACCEPTED :],
+    scales_per_step=per_step[-quorum.MAX_ACCEPTED :],
   )

@@ -3,7 +3,6 @@
 Pure formulas. (arXiv 2604.21428, Sec. 3.2 and Eq. 3.)
 """
 
-import math
 from collections.abc import Sequence
 
 from ddiloco_jax.protocol.events import Counts
@@ -58,13 +57,6 @@ def average(old: float | None, sample: float, sample_weight: float) -> float:
 def median(ordered: Sequence[float]) -> float:
   """The median of sorted values; of an even number, the smaller middle one."""
   return ordered[(len(ordered) - 1) // 2]
-
-
-def scale(norm: float, counts: Counts, lr_sum: float) -> tuple[float, bool]:
-  """A norm made comparable: (per unit of learning rate or per step, which)."""
-  if lr_sum > 0 and math.isfinite(lr_sum):
-    return norm / lr_sum, True
-  return norm / max(counts.steps, 1), False
 
 
 def outlier_of(

@@ -119,14 +119,12 @@ def _decide(
     kind, reason = fault
     _refuse(turn, event, key, kind, reason, r)
     return
-  value, per_lr = quorum.scale(event.norm, event.counts, event.lr_sum)
   reply = Reply(
     key,
     event.base,
     event.counts,
     quorum.weight(event.counts),
-    value,
-    per_lr,
+    guards.scale_of(event),
     turn.now,
   )
   outcome = Outcome.CARRIED if asked.carried else Outcome.ACCEPTED
@@ -175,10 +173,8 @@ def _refuse(
   )
   turn.put_account(key.learner, key.fragment, ledger.told(account, answer))
   if r is not None:
-    value, per_lr = quorum.scale(event.norm, event.counts, event.lr_sum)
-    refusal = Refusal(
-      key, kind, reason, value if kind == "outlier" else 0.0, per_lr
-    )
+    scale = guards.scale_of(event) if kind == "outlier" else None
+    refusal = Refusal(key, kind, reason, scale)
     turn.put_round(r, r._replace(refused=(*r.refused, refusal)))
   _resolve(turn, key, Outcome.REFUSED, f"{kind}: {reason}")
   if kind in ("stale", "rolled_back", "base_merged"):
@@ -248,7 +244,7 @@ def take_carried(turn: Turn, fragment: int) -> None:
     kind, reason = fault
     turn.count(f"refused/{kind}")
     drop(turn, reply, ledger.refused_book(kind), reason)
-    refusal = Refusal(reply.key, kind, reason, 0.0, reply.per_lr)
+    refusal = Refusal(reply.key, kind, reason, None)
     turn.put_round(r, r._replace(refused=(*r.refused, refusal)))
 
 
@@ -269,7 +265,7 @@ def refuse_outliers(turn: Turn, r: Round) -> Round:
   for reply, reason in guards.outliers(turn, r):
     turn.count("refused/outlier")
     drop(turn, reply, ledger.refused_book("outlier"), f"outlier: {reason}")
-    refusal = Refusal(reply.key, "outlier", reason, reply.scale, reply.per_lr)
+    refusal = Refusal(reply.key, "outlier", reason, reply.scale)
     fresh = r._replace(
       replies=tuple(kept for kept in r.replies if kept is not reply),
       refused=(*r.refused, refusal),

@@ -49,6 +49,13 @@ class Asked(NamedTuple):
     return self.at if self.moved_at is None else self.moved_at
 
 
+class Scale(NamedTuple):
+  """A delta's norm, made comparable."""
+
+  per_step: float
+  per_lr: float | None  # Per unit of learning rate; None if that is not told.
+
+
 class Reply(NamedTuple):
   """A whole reply that waits to be merged."""
 
@@ -56,8 +63,7 @@ class Reply(NamedTuple):
   base: Version
   counts: Counts
   weight: float
-  scale: float  # Norm per unit of learning rate, or per step.
-  per_lr: bool
+  scale: Scale
   at: float
 
 
@@ -65,8 +71,7 @@ class Refusal(NamedTuple):
   key: ReplyKey
   kind: str
   reason: str
-  scale: float  # Of an outlier; 0 for other kinds.
-  per_lr: bool
+  scale: Scale | None  # Of an outlier.
 
 
 class Due(NamedTuple):

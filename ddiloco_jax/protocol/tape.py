@@ -24,7 +24,7 @@ from ddiloco_jax.protocol.lines import (
 )
 from ddiloco_jax.protocol.state import State
 
-FORMAT = 3  # Raised with `machine.FORMAT`: a header has a state.
+FORMAT = 4  # Raised with `machine.FORMAT`: a header has a state.
 # A digest of the whole state costs about a millisecond: not on every line.
 STATE_DIGEST_EVERY = 1000
 
@@ -173,6 +173,12 @@ def replay(path: str | os.PathLike[str]) -> ReplayResult:
     torn=reader.torn,
     closed=reader.closed,
   )
+
+
+def has_header(path: str | os.PathLike[str]) -> bool:
+  """Whether an epoch began with this tape: its first line is whole."""
+  with pathlib.Path(path).open("rb") as file:
+    return file.readline().endswith(b"\n")
 
 
 class Reader:

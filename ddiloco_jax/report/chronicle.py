@@ -22,24 +22,15 @@ def read_history(run_dir: pathlib.Path) -> History:
   chronicle = Chronicle()
   reader: tape.Reader | None = None
   for path in tapes_of(run_dir):
-    begun = tape.Reader(path)
-    try:
-      for line in begun.lines():
-        assert begun.start is not None
-        chronicle.begin(begun.start)
-        chronicle.note(line.event, line.effects, line.state)
-    except tape.TapeError:
-      if begun.start is not None or not begun.torn:
-        raise
-      continue  # A syncer that was killed as it started: no epoch began.
-    assert begun.start is not None
-    chronicle.begin(begun.start)
-    reader = begun
-  if reader is None or reader.state is None:
-    raise ValueError(
-      f"no tape of {run_dir} has a whole header: its syncer was killed as it"
-      " started; start it again"
-    )
+    reader = tape.Reader(path)
+    for line in reader.lines():
+      assert reader.start is not None
+      chronicle.begin(reader.start)
+      chronicle.note(line.event, line.effects, line.state)
+    assert reader.start is not None
+    chronicle.begin(reader.start)
+  assert reader is not None
+  assert reader.state is not None
   return chronicle.history(reader.run_id, reader.state)
 
 
@@ -191,6 +182,9 @@ def _merge(effect: events.Merge, time_s: float, state: machine.State) -> Merge:
 def tapes_of(run_dir: pathlib.Path) -> list[pathlib.Path]:
   """The tapes of a run, in the order of its epochs.
 
+  A syncer that ended as it started has left one that is empty or torn: no
+  epoch began with it.
+
   Raises:
     ValueError: there is none.
   """
@@ -203,7 +197,13 @@ def tapes_of(run_dir: pathlib.Path) -> list[pathlib.Path]:
       f"{run_dir} has no tape.jsonl: it must be the directory of a run whose"
       " syncer was started"
     )
-  return paths
+  begun = [path for path in paths if tape.has_header(path)]
+  if not begun:
+    raise ValueError(
+      f"no tape of {run_dir} has a whole header: its syncer was killed as it"
+      " started; start it again"
+    )
+  return begun
 
 
 def _epoch(path: pathlib.Path) -> int | None:

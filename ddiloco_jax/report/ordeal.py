@@ -129,13 +129,8 @@ def read_ordeal(run_dir: pathlib.Path) -> Ordeal:
     offsets[epoch] = min(offset_s, offsets.get(epoch, offset_s))
   for path in chronicle.tapes_of(run_dir):
     reader = tape.Reader(path)
-    try:
-      for line in reader.lines():
-        _note(ordeal, offsets, line)
-    except tape.TapeError:
-      if reader.start is not None or not reader.torn:
-        raise
-      continue
+    for line in reader.lines():
+      _note(ordeal, offsets, line)
     if reader.state is not None:
       _begin(ordeal, reader.state)
       ordeal.state = reader.state

@@ -22,6 +22,7 @@ from ddiloco_jax.syncer.files import Files
 _log = logging.getLogger(__name__)
 
 FORMAT = 1  # Raised whenever an older reader would misread a newer file.
+_DIGITS = 6  # Of an epoch; other names are not ours.
 
 
 class Name(NamedTuple):
@@ -322,7 +323,7 @@ class Journal:
     found = []
     for path in self.directory.glob("*-*.log"):
       epoch, _, number = path.stem.partition("-")
-      if epoch.isdecimal() and number.isdecimal():
+      if all(x.isdecimal() and len(x) <= _DIGITS for x in (epoch, number)):
         found.append(Name(int(epoch), int(number)))
     return sorted(found)
 

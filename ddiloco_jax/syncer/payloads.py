@@ -47,8 +47,6 @@ class PayloadWriter:
     num_free: Bytes that the disk of a path has left.
     file_bytes: A file that has so many is followed by another.
 
-  Raises:
-    OSError: the start cannot be written, or there is no room for it.
   """
 
   def __init__(
@@ -70,14 +68,20 @@ class PayloadWriter:
     self._file = None
     self._num_files = 0
     self._is_over = False
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+      self._write_start(start)
+    except OSError as error:
+      self._stop(f"the start of epoch {epoch}", error)
+
+  def _write_start(self, start: Mapping[str, np.ndarray]) -> None:
+    self._directory.mkdir(parents=True, exist_ok=True)
     self._check_room(sum(array.nbytes for array in start.values()))
-    part = directory / f"{epoch}-start.part"
+    part = self._directory / f"{self._epoch}-start.part"
     with part.open("wb") as file:
       np.savez(file, **start)  # pyright: ignore[reportArgumentType]
       file.flush()
       os.fsync(file.fileno())
-    part.rename(_start_path(directory, epoch))
+    part.rename(_start_path(self._directory, self._epoch))
 
   def write(self, effect: events.Merge, replies: Sequence[Reply]) -> None:
     """Appends the replies of a merge, in its order."""
@@ -98,7 +102,8 @@ class PayloadWriter:
         file.write(reply.data)
       file.flush()  # A killed syncer has lost nothing that it published.
     except OSError as error:
-      self._stop(effect, error)
+      version = f"version {effect.version.n} of fragment {effect.fragment}"
+      self._stop(version, error)
 
   def close(self) -> None:
     """Ends the newest file."""
@@ -127,10 +132,10 @@ class PayloadWriter:
         str(self._directory),
       )
 
-  def _stop(self, effect: events.Merge, error: OSError) -> None:
+  def _stop(self, since: str, error: OSError) -> None:
     reason = (
-      f"payloads are recorded no more, from version {effect.version.n} of"
-      f" fragment {effect.fragment} on: {error}. The run goes on; free space"
+      f"payloads are recorded no more, from {since} on: {error}. The run goes"
+      " on; free space"
       " and restart the syncer with --restore to record again."
     )
     _log.error("%s", reason)

@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection
 from ddiloco_jax.syncer.errors import InUse
 from ddiloco_jax.syncer.relay import Relay
 from ddiloco_jax.syncer.service import Served, Service
-from ddiloco_jax.wire import listening, methods, options, tls, tokens
+from ddiloco_jax.wire import listening, methods, opening, options, tls, tokens
 from ddiloco_jax.wire.status import ServiceError, abort
 
 _NAMES = (methods.SERVICE.full_name, health.SERVICE_NAME)
@@ -57,14 +57,17 @@ class Server:
     self._server = grpc.server(
       futures.ThreadPoolExecutor(cfg.max_calls, thread_name_prefix="call"),
       options=options.server_options(cfg),
-      interceptors=[self._gate],
+      interceptors=[
+        self._gate,
+        opening.Opening(
+          cfg.call_timeout_s,
+          cfg.max_calls // 2,
+          methods.SERVICE.file.package,
+          cfg.max_watchers,
+        ),
+      ],
     )
-    self._health = health.HealthServicer(
-      experimental_non_blocking=True,
-      experimental_thread_pool=futures.ThreadPoolExecutor(
-        1, thread_name_prefix="health"
-      ),
-    )
+    self._health = _Health(experimental_non_blocking=False)
     try:
       self.port = listening.bind(self._server, host, asked_port, credentials)
     except OSError as error:
@@ -103,6 +106,16 @@ class Server:
   def _say(self, status: Any) -> None:
     for name in ("", *_NAMES):
       self._health.set(name, status)
+
+
+class _Health(health.HealthServicer):
+  """Keeps no name that a caller made up."""
+
+  def Watch(self, request, context, send_response_callback=None):
+    if request.service in ("", *_NAMES):
+      return super().Watch(request, context, send_response_callback)
+    unknown = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+    return iter([health_pb2.HealthCheckResponse(status=unknown)])
 
 
 class _Run(grpc.GenericRpcHandler):

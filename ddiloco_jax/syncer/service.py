@@ -4,11 +4,9 @@
 """
 
 import contextlib
-import itertools
 import threading
 from collections.abc import Collection, Iterator
-from concurrent import futures
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import grpc
 
@@ -30,8 +28,6 @@ from ddiloco_jax.wire import (
 )
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError, abort
-
-_Message = TypeVar("_Message")
 
 
 class Served(port.Synchronizer, Protocol):
@@ -55,8 +51,7 @@ class Service:
 
   Args:
     synchronizer: Whom it asks.
-    cfg: Its limits. call_timeout_s is in which a stream of a caller must say
-      its first word; a silent one would hold a thread of the server for ever.
+    cfg: Its limits.
     gate: Knows which ids a token is good for.
     relay: For states of peers.
   """
@@ -71,12 +66,8 @@ class Service:
     self._synchronizer = synchronizer
     self._cfg = cfg
     self._joins = limits.Rate(cfg.joins_per_s, "joins", "wire.joins_per_s")
-    half = cfg.max_calls // 2
-    self._openings = limits.Slots(
-      half, "streams without a first message", "half of wire.max_calls"
-    )
     self._transfers = limits.Slots(
-      half,
+      cfg.max_calls // 2,
       "transfers",
       "half of wire.max_calls",
       cfg.max_transfers_per_learner,
@@ -96,7 +87,7 @@ class Service:
     self, requests: Iterator[pb.LearnerMessage], context
   ) -> Iterator[pb.SyncerMessage]:
     with _faults(context):
-      hello = _receive_hello(self._opened(requests, "hello"))
+      hello = _receive_hello(requests)
       self._joins.take()
       self._gate.check_learner(context.invocation_metadata(), hello.learner)
       control = self._synchronizer.join(hello)
@@ -113,7 +104,6 @@ class Service:
     self, parts: Iterator[transfer.Part], context
   ) -> pb.PushOutcome:
     with _faults(context):
-      parts = self._opened(parts, "its header")
       header = transfer.receive_header(parts)
       with (
         self._transfers.one(header.learner_id),
@@ -187,34 +177,6 @@ class Service:
     with _faults(context):
       return messages.snapshot_to_pb(self._synchronizer.take_snapshot())
 
-  def _opened(
-    self, stream: Iterator[_Message], opening: str
-  ) -> Iterator[_Message]:
-    """The stream, once its first message is here.
-
-    Raises:
-      ServiceError: UNAVAILABLE where none came in time.
-    """
-    timeout_s = self._cfg.call_timeout_s
-    first: futures.Future[list[_Message]] = futures.Future()
-
-    def take() -> None:
-      try:
-        first.set_result(list(itertools.islice(stream, 1)))
-      except BaseException as error:
-        first.set_exception(error)
-
-    with self._openings.one():
-      threading.Thread(target=take, name="first-message", daemon=True).start()
-      try:
-        return itertools.chain(first.result(timeout_s), stream)
-      except TimeoutError:
-        raise ServiceError(
-          "UNAVAILABLE",
-          f"a stream opened, and {opening} did not come within {timeout_s:g}"
-          " s. Open another one, and send it at once.",
-        ) from None
-
 
 class _Upward(threading.Thread):
   """Hands what a learner says on its control stream to its Control.
@@ -277,7 +239,7 @@ def _receive_hello(requests: Iterator[pb.LearnerMessage]) -> port.Hello:
 
 def _reason(request: pb.DrainRequest | pb.EvictRequest) -> str:
   """Why an admin wants it, as the records tell it."""
-  return request.reason[: fields.MAX_TEXT] or "no reason was given"
+  return fields.said_from_pb(request.reason) or "no reason was given"
 
 
 def _interval_s(request: pb.WatchStatusRequest) -> float:

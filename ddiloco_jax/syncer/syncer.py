@@ -302,8 +302,9 @@ class Syncer:
     try:
       with self._changed:
         event = dataclasses.replace(event, time=self._now())
-        self._state, effects = machine.step(self._state, event)
-        self._record(event, effects, self._state)
+        state, effects = machine.step(self._state, event)
+        self._record(event, effects, state)  # What is not on it has not been.
+        self._state = state
         for effect in effects:
           self._route(effect, control)
         self._changed.notify_all()

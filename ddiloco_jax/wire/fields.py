@@ -16,6 +16,7 @@ from ddiloco_jax.wire.status import ServiceError
 LEARNER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # No scheme: who dials it connects to nothing but a TCP port.
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]{1,253}):(\d{1,5})")
+MAX_ITEMS = 1 << 16  # Of a list: fragments, shards. The run knows how many.
 MAX_TEXT = 256  # Characters of a nonce, a secret or a name.
 
 FORMATS: dict[str, Any] = {
@@ -56,7 +57,14 @@ def position_to_pb(position: events.Position) -> pb.Position:
   return pb.Position(shard=position.shard, batch=position.batch)
 
 
+def check_length(name: str, values: Any) -> None:
+  """Refuses a list of which no run could have so many."""
+  if len(values) > MAX_ITEMS:
+    raise invalid(name, f"a list of {len(values)}; at most {MAX_ITEMS}")
+
+
 def positions_from_pb(where: str, positions: Any) -> tuple:
+  check_length(f"{where}.positions", positions)
   return tuple(
     events.Position(
       natural(f"{where}.positions: shard", position.shard),
@@ -132,11 +140,19 @@ def outcome_from_pb(name: str, number: int) -> events.Outcome:
 
 
 def text_from_pb(name: str, value: str) -> str:
-  if not 1 <= len(value) <= MAX_TEXT:
+  if not (1 <= len(value) <= MAX_TEXT and value.isprintable()):
     raise invalid(
-      name, f"{len(value)} characters; it has between 1 and {MAX_TEXT}"
+      name,
+      f"{len(value)} characters; it has between 1 and {MAX_TEXT}, all of them"
+      " printable",
     )
   return value
+
+
+def said_from_pb(value: str) -> str:
+  """What somebody says in words: cut to MAX_TEXT, and no control characters,
+  which could forge lines of a log or of a screen."""
+  return "".join(c if c.isprintable() else "?" for c in value[:MAX_TEXT])
 
 
 def invalid(name: str, text: str) -> ServiceError:

@@ -57,7 +57,7 @@ def parse_address(address: str) -> tuple[str, int]:
   host = host.removeprefix("[").removesuffix("]")
   if not (colon and host and digits.isdecimal() and int(digits) < 65536):
     raise ValueError(
-      f"Address {address!r} to listen on: it must be HOST:PORT, such as"
+      f"Address {address!r}: it must be HOST:PORT, such as"
       " 127.0.0.1:8470, with a port in 0..65535."
     )
   # Both families of the name could be two different processes' ports.

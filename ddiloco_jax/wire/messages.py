@@ -140,19 +140,19 @@ def upward_from_pb(message: pb.LearnerMessage) -> port.Hello | port.Upward:
     case "recovered":
       recovered = message.recovered
       return events.Recovered(
-        source=recovered.source[: fields.MAX_TEXT],
-        donor=recovered.donor[: fields.MAX_TEXT],
-        reason=recovered.reason[: fields.MAX_TEXT],
+        source=fields.said_from_pb(recovered.source),
+        donor=fields.said_from_pb(recovered.donor),
+        reason=fields.said_from_pb(recovered.reason),
       )
     case "marker_done":
       done = message.marker_done
       return events.MarkerDone(
         snapshot=fields.natural("MarkerDone.snapshot", done.snapshot),
         saved=done.saved,
-        reason=done.reason[: fields.MAX_TEXT],
+        reason=fields.said_from_pb(done.reason),
       )
     case "goodbye":
-      return events.Left(reason=message.goodbye.reason[: fields.MAX_TEXT])
+      return events.Left(reason=fields.said_from_pb(message.goodbye.reason))
     case "heartbeat":
       return events.Heard()
   raise fields.invalid(
@@ -178,6 +178,7 @@ def _hello_to_pb(hello: port.Hello) -> pb.Hello:
 
 
 def _hello_from_pb(hello: pb.Hello) -> port.Hello:
+  fields.check_length("Hello.bases", hello.bases)
   return port.Hello(
     protocol_version=hello.protocol_version,
     learner=fields.learner_from_pb("Hello.learner_id", hello.learner_id),
@@ -220,6 +221,8 @@ def _report_from_pb(report: pb.Report) -> events.Reported:
     raise fields.invalid(
       "Report.metrics", f"{len(report.metrics)} values; at most {MAX_METRICS}"
     )
+  fields.check_length("Report.counts", report.counts)
+  fields.check_length("Report.boundaries", report.boundaries)
   return events.Reported(
     step=fields.natural("Report.step", report.step),
     counts=tuple(

@@ -6,16 +6,14 @@ from here, and with them how each message is turned into bytes.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import grpc
-from google.protobuf import message as protobuf
 from google.protobuf import message_factory
 
 from ddiloco_jax.wire import transfer
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
-from ddiloco_jax.wire.status import ServiceError, abort
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Synchronizer"]
 PEER = pb.DESCRIPTOR.services_by_name["Peer"]
@@ -32,16 +30,18 @@ _BULK = (pb.PushChunk, pb.FetchChunk, pb.StateChunk)
 def make_handlers(
   servicer: Any, service: Any = SERVICE
 ) -> grpc.GenericRpcHandler:
-  """A service, served by the servicer's methods of the same names."""
+  """A service, served by the servicer's methods of the same names.
+
+  A server has an `opening.Opening` before them.
+  """
   handlers = {}
   for method in service.methods:
     if not hasattr(servicer, method.name):
       continue  # gRPC answers UNIMPLEMENTED.
     make = getattr(grpc, f"{_kind(method)}_rpc_method_handler")
-    checked = _checked_stream if method.client_streaming else _checked
     handlers[method.name] = make(
-      functools.partial(checked, getattr(servicer, method.name)),
-      request_deserializer=_lenient(_parser(method.input_type)),
+      getattr(servicer, method.name),
+      request_deserializer=_parser(method.input_type),
       response_serializer=_serializer(method.output_type),
     )
   return grpc.method_handlers_generic_handler(service.full_name, handlers)
@@ -61,47 +61,6 @@ def make_call(
     response_deserializer=_parser(method.output_type),
   )
   return functools.partial(call, metadata=metadata)
-
-
-class _Malformed:
-  """Stands for bytes that are no message."""
-
-
-def _lenient(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-  """gRPC itself would call a parser's error its own, INTERNAL."""
-
-  def parse_or_mark(data: bytes) -> Any:
-    try:
-      return parse(data)
-    except protobuf.DecodeError:
-      return _Malformed()
-
-  return parse_or_mark
-
-
-def _checked(method: Callable, request: Any, context: Any) -> Any:
-  if isinstance(request, _Malformed):
-    abort(context, _malformed())
-  return method(request, context)
-
-
-def _checked_stream(method: Callable, requests: Iterator, context: Any) -> Any:
-  return method(_well_formed(requests), context)
-
-
-def _well_formed(requests: Iterator) -> Iterator:
-  for request in requests:
-    if isinstance(request, _Malformed):
-      raise _malformed()
-    yield request
-
-
-def _malformed() -> ServiceError:
-  return ServiceError(
-    "INVALID_ARGUMENT",
-    "a message cannot be parsed: send those of synchronizer.proto,"
-    " uncompressed.",
-  )
 
 
 def _kind(method: Any) -> str:

@@ -256,6 +256,20 @@ def test_other_settings_are_refused_by_the_first_that_differs(tmp_path, cut):
     pass
 
 
+def test_a_snapshot_beyond_the_runs_own_limit_is_refused(tmp_path, cut):
+  old, _, _ = cut
+
+  with (
+    pytest.raises(exits.BadUsage, match=r"t has reached 1\. Raise the limit"),
+    served_run(
+      shards(num_syncer_steps=1),
+      tmp_path / "new",
+      snapshot=old / "snapshots" / "latest",
+    ),
+  ):
+    pass
+
+
 def test_the_old_runs_own_directory_is_no_place_to_restore_into(cut):
   old, _, _ = cut
 

@@ -1,6 +1,7 @@
 """A second syncer that takes over: nothing is lost, counted twice or mixed up."""
 
 import contextlib
+import itertools
 import socket
 import threading
 
@@ -91,7 +92,8 @@ def said_by(address):
 def check_run(directory, last):
   """Versions are contiguous over the epochs, and every book is right."""
   tapes = [directory / f"tape.{last.epoch - 1}.jsonl", directory / "tape.jsonl"]
-  assert tape.replay(tapes[1]).faults == ()
+  for path in tapes:
+    assert tape.replay(path).faults == ()
   for p, fragment in enumerate(last.fragments):
     old, new = (
       [m.version.n for m in merges(path) if m.fragment == p] for path in tapes
@@ -240,6 +242,39 @@ def test_a_standby_that_contradicts_itself_is_refused(tmp_path, changes, told):
     standby.standing_by(
       start_of(tmp_path, **changes), "127.0.0.1:0", lambda: None
     ),
+  ):
+    pass
+
+
+def test_a_standby_waits_for_what_cannot_be_read_and_says_it_once(
+  tmp_path, caplog
+):
+  start = start_of(tmp_path)
+  start.run_dir.write_text("no directory")
+  looks = itertools.count()
+
+  with (
+    caplog.at_level("INFO"),
+    pytest.raises(standby.StoodDown),
+    standby.standing_by(
+      start, "127.0.0.1:0", lambda: "enough" if next(looks) > 6 else None
+    ),
+  ):
+    pass
+
+  said = [x for x in caplog.messages if x.startswith("stands by for the run")]
+  assert len(said) == 1
+
+
+@pytest.mark.parametrize("record", ["{}", "[]"])
+def test_a_record_that_is_none_is_refused(tmp_path, record):
+  start = start_of(tmp_path)
+  start.run_dir.mkdir()
+  (start.run_dir / "config.json").write_text(record)
+
+  with (
+    pytest.raises(exits.BadUsage, match="damaged, or no run's"),
+    standby.standing_by(start, "127.0.0.1:0", lambda: None),
   ):
     pass
 

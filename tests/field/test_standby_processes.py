@@ -89,6 +89,7 @@ def test_a_syncer_stopped_in_a_commit_is_taken_over_from(tmp_path, point):
   assert "publishes nothing more" in old.said()
   assert read_merges(run_dir / "tape.1.jsonl") == taken
   tapes = [run_dir / "tape.1.jsonl", run_dir / "tape.jsonl"]
+  assert not tape.replay(tapes[0]).faults
   last = tape.replay(tapes[1])
   assert (last.faults, last.closed) == ((), True)
   start_n = last.state.starts[-1]

@@ -176,7 +176,10 @@ def test_an_epoch_without_payloads_is_a_gap(run_dir, capsys):
 
   last = json.loads(capsys.readouterr().out.splitlines()[-1])
   assert code == 1
-  assert last["gaps"] == ["epoch 1 was run without --record_payloads"]
+  assert last["gaps"] == [
+    "epoch 1 has no recorded start: it was run without --record_payloads, or"
+    " its disk was full"
+  ]
   assert (last["faults"], last["num_epochs"]) == ([], 1)
 
 
@@ -251,8 +254,17 @@ def test_a_full_disk_ends_the_recording_and_not_the_run(tmp_path):
   assert "from version 2 of fragment 0 on" in told[0]
 
 
-def test_a_start_that_does_not_fit_is_refused(tmp_path):
-  start = {"theta:0:w": np.zeros(4, np.float32)}
+def test_a_start_that_does_not_fit_ends_the_recording_and_not_the_run(tmp_path):
+  # A standby that takes over meets the disk that the other one has filled.
+  start, told = {"theta:0:w": np.zeros(4, np.float32)}, []
 
-  with pytest.raises(OSError, match="1000 bytes are left"):
-    payloads.PayloadWriter(tmp_path, 1, start, num_free=lambda path: 1000)
+  writer = payloads.PayloadWriter(
+    tmp_path, 2, start, told.append, num_free=lambda path: 1000
+  )
+  writer.write(*merge_of(0)[1:])
+  writer.close()
+
+  assert "from the start of epoch 2 on" in told[0]
+  assert "1000 bytes are left" in told[0]
+  assert len(told) == 1
+  assert not payloads.PayloadReader(tmp_path, 2).has_start

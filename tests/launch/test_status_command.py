@@ -102,10 +102,12 @@ def test_no_syncer_is_a_clear_error_with_its_own_code(capsys):
   code = command.main([address, "--timeout_s=1"])
 
   assert code == exits.NO_SYNCER
-  assert f"No syncer answers at {address}" in capsys.readouterr().err
+  assert f"No syncer serves a run at {address}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("address", ["localhost", "8470", "host:port", ":1"])
+@pytest.mark.parametrize(
+  "address", ["localhost", "8470", "host:port", ":1", "127.0.0.1:99999"]
+)
 def test_what_is_no_address_is_bad_usage(address, capsys):
   with pytest.raises(SystemExit) as ended:
     command.main([address])

@@ -46,6 +46,9 @@ def test_an_honest_report_passes(hand):
     ({"counts": (Counts(3, 2**53 + 1), Counts(3, 300))}, "2\\*\\*53"),
     ({"positions": (Position(8, 0),)}, "shard 8"),
     ({"boundaries": ((2, 1),)}, "fragment 2"),
+    ({"boundaries": ((0, 1), (0, 1))}, "fragment 0 twice"),
+    ({"positions": (Position(1, 0), Position(1, 0))}, "shard 1 twice"),
+    ({"returned": (Position(1, 0), Position(1, 0))}, "shard 1 twice"),
   ],
 )
 def test_impossible_reports_are_refused(hand, change, word):

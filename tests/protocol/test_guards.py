@@ -172,3 +172,22 @@ def test_without_a_learning_rate_the_norm_is_judged_per_step():
   effects = merge_all(hand, {"L2": 1e9}, lr_sum=0.0)
 
   assert "norm per step" in only(effects, events.Free).reason
+
+
+@pytest.mark.parametrize("lr_sum", [0.0, 1e36])
+@pytest.mark.parametrize("num_rounds", [0, 3])
+def test_no_word_of_its_learning_rate_makes_a_norm_of_1e30_fit(
+  lr_sum, num_rounds
+):
+  # The others tell theirs, and have a median of norms per learning rate.
+  hand = asked(dataclasses.replace(ALL, quorum=3))
+  for _ in range(num_rounds):
+    merge_all(hand, {})
+    go_on(hand)
+
+  hand.reply("L0", norm=1e30, lr_sum=lr_sum)
+  merged = [x for name in NAMES[1:] for x in hand.reply(name)]
+
+  merge = only(merged, events.Merge)
+  assert {i.key.learner for i in merge.inputs} == {*NAMES[1:]}
+  assert hand.state.counters["refused/outlier"] == 1

@@ -152,7 +152,10 @@ def test_one_that_says_goodbye_has_left():
 
 def test_tapes_of_all_epochs_are_read_in_order(tmp_path):
   for name in ("tape.jsonl", "tape.10.jsonl", "tape.2.jsonl", "tape.x.jsonl"):
-    (tmp_path / name).touch()
+    (tmp_path / name).write_text("{}\n")
+  # Of a syncer that ended as it started: no epoch began with it.
+  (tmp_path / "tape.3.jsonl").touch()
+  (tmp_path / "tape.4.jsonl").write_text('{"tape": 4, "ru')
 
   names = [path.name for path in chronicle.tapes_of(tmp_path)]
 

@@ -20,7 +20,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 naturals = st.integers(0, 1 << 53)
 small = st.integers(0, 2**31 - 1)
-texts = st.text(max_size=20)
+printable = st.characters(exclude_categories=("C", "Z"))
+texts = st.text(printable, max_size=20)
 names = st.from_regex(fields.LEARNER_ID, fullmatch=True)
 versions = st.builds(events.Version, naturals, naturals)
 counts = st.builds(events.Counts, naturals, naturals)
@@ -31,7 +32,7 @@ upward = st.one_of(
   st.builds(
     port.Hello,
     learner=names,
-    nonce=st.text(min_size=1, max_size=20),
+    nonce=st.text(printable, min_size=1, max_size=20),
     layout_digest=texts,
     protocol_version=small,
     run_id=texts,
@@ -51,7 +52,7 @@ upward = st.one_of(
     waiting=st.booleans(),
     exhausted=st.booleans(),
     metrics=st.dictionaries(
-      st.text(min_size=1, max_size=9), finite, max_size=5
+      st.text(printable, min_size=1, max_size=9), finite, max_size=5
     ).map(lambda metrics: tuple(sorted(metrics.items()))),
   ),
   st.builds(
@@ -228,6 +229,22 @@ def test_a_malformed_reply_names_the_field_and_its_value(changes, says):
       "65 values",
     ),
     (
+      pb.LearnerMessage(
+        report=pb.Report(boundaries=[pb.Boundary()] * (2**16 + 1))
+      ),
+      "Report.boundaries is a list of 65537",
+    ),
+    (
+      pb.LearnerMessage(
+        report=pb.Report(returned=[pb.Position()] * (2**16 + 1))
+      ),
+      "Report.positions is a list of 65537",
+    ),
+    (
+      pb.LearnerMessage(report=pb.Report(metrics={"a\x1b[2J": 0.0})),
+      "name of a metric is 5 characters",
+    ),
+    (
       pb.LearnerMessage(applied=pb.Applied(counts=pb.Counts())),
       "Applied.version is missing",
     ),
@@ -256,6 +273,15 @@ def test_a_malformed_control_message_names_the_field_and_its_value(
 
   assert caught.value.code == "INVALID_ARGUMENT"
   assert says in caught.value.text
+
+
+def test_what_is_said_in_words_forges_no_line_of_a_screen():
+  said = "on fire\n2026-01-01 ERROR \x1b[2J"
+  message = pb.LearnerMessage(goodbye=pb.Goodbye(reason=said))
+
+  left = messages.upward_from_pb(message)
+
+  assert left == events.Left(reason="on fire?2026-01-01 ERROR ?[2J")
 
 
 def make_run(num_leaves: int = 2) -> port.RunSpec:
