@@ -45,8 +45,12 @@ names=""
 for host in "${hosts[@]}"; do
   if [[ "$host" =~ ^[0-9.]+$ || "$host" == *:* ]]; then
     names+=",IP:$host"
-  else
+  elif [[ "$host" =~ ^[A-Za-z0-9*]([A-Za-z0-9.-]*[A-Za-z0-9])?$ ]]; then
     names+=",DNS:$host"
+  else
+    echo "HOST '$host' is no host: it is a name, such as node-1.example, or an" \
+      "IP address" >&2
+    exit 2
   fi
 done
 

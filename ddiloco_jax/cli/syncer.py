@@ -55,6 +55,8 @@ _METRICS_PORT = flags.DEFINE_integer(
   "metrics_port",
   None,
   "Serve Prometheus metrics there; 0 takes a free port, and the log says which.",
+  lower_bound=0,
+  upper_bound=65535,
 )
 _METRICS_HOST = flags.DEFINE_string(
   "metrics_host", "127.0.0.1", "Where --metrics_port listens; no TLS, no token."

@@ -1,20 +1,25 @@
 """A peer's state by way of the syncer, for who cannot reach the peer itself.
 
-Parts pass through as they come; nothing of a state is kept here.
+Parts pass through as they come, checked as the asker checks them; nothing of a
+state is kept here, and whatever a donor says is told as its word.
 (arXiv 2604.21428, App. E.)
 """
 
+import contextlib
 import threading
 from collections.abc import Iterator
 
 import grpc
 
 from ddiloco_jax.protocol import events
-from ddiloco_jax.wire import methods, options, tls, tokens, transfer
+from ddiloco_jax.syncer import limits
+from ddiloco_jax.wire import fields, methods, options, tls, tokens, transfer
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError, from_grpc
 
 _MAX_RELAYS = 4  # At once; each holds a thread of the server.
+_HEADER_S = 90.0  # A donor answers at its next boundary with the asked clock.
+_SLOWEST_BYTES_PER_S = 1e6  # As a donor serves itself.
 
 
 class Relay:
@@ -27,7 +32,9 @@ class Relay:
   def __init__(self, cfg: options.WireConfig, known: tokens.Tokens):
     self._cfg = cfg
     self._known = known
-    self._free = threading.BoundedSemaphore(_MAX_RELAYS)
+    self._slots = limits.Slots(
+      _MAX_RELAYS, "states on their way through the syncer", "fixed", 1, "fixed"
+    )
 
   def stream(
     self, request: pb.FetchStateRequest, donor: events.Donor, context
@@ -35,17 +42,18 @@ class Relay:
     """The donor's answer to a request whose session was checked.
 
     Raises:
-      ServiceError: the donor's own, or that it cannot be reached.
+      ServiceError: UNAVAILABLE, whatever is wrong with the donor;
+        RESOURCE_EXHAUSTED where it, or the syncer, serves others.
     """
-    if not self._free.acquire(blocking=False):
-      raise ServiceError(
-        "RESOURCE_EXHAUSTED",
-        f"{_MAX_RELAYS} states pass through the syncer already. Ask again.",
-      )
-    try:
-      yield from self._pass(request, donor, context)
-    finally:
-      self._free.release()
+    with self._slots.one(request.learner_id):
+      try:
+        yield from self._pass(request, donor, context)
+      except ServiceError as error:
+        busy = error.code == "RESOURCE_EXHAUSTED"
+        raise ServiceError(
+          error.code if busy else "UNAVAILABLE",
+          f"donor {donor.learner}: {fields.said_from_pb(error.text)}",
+        ) from error
 
   def _pass(
     self, request: pb.FetchStateRequest, donor: events.Donor, context
@@ -65,7 +73,11 @@ class Relay:
       if not context.add_callback(call.cancel):
         call.cancel()
       try:
-        yield from call
+        with _ending(call, _HEADER_S):
+          header = transfer.receive_header(call)
+        with _ending(call, _HEADER_S + header.num_bytes / _SLOWEST_BYTES_PER_S):
+          chunks = transfer.receive_chunks(call, header.num_bytes)
+          yield from transfer.send(pb.StateChunk, header, chunks)
       except grpc.RpcError as error:
         raise from_grpc(error, donor.address) from error
       finally:
@@ -76,3 +88,15 @@ class Relay:
       return tls.open_channel(address, self._cfg, token)
     except ValueError as error:
       raise ServiceError("FAILED_PRECONDITION", str(error)) from error
+
+
+@contextlib.contextmanager
+def _ending(call: grpc.Call, after_s: float) -> Iterator[None]:
+  """Ends a call that takes longer."""
+  limit = threading.Timer(after_s, call.cancel)
+  limit.daemon = True
+  limit.start()
+  try:
+    yield
+  finally:
+    limit.cancel()

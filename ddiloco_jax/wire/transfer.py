@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import grpc
+from google.protobuf import message as protobuf
 
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError
@@ -168,7 +169,10 @@ def serialize(part: Part) -> bytes:
 
 
 def parser(part: type[Message]) -> Callable[[bytes], Part]:
-  """What reads the messages of one kind; data comes as a view of its message."""
+  """What reads the messages of one kind; data comes as a view of its message.
+
+  Bytes that are no message come as an empty part, which has no place anywhere.
+  """
 
   def parse(message: bytes) -> Part:
     if message and message[0] == _DATA_TAG:
@@ -180,7 +184,10 @@ def parser(part: type[Message]) -> Callable[[bytes], Part]:
           break
       if at + size == len(message):
         return memoryview(message)[at:]
-    parsed = part.FromString(message)
+    try:
+      parsed = part.FromString(message)
+    except protobuf.DecodeError:
+      return part()
     return parsed.data if parsed.WhichOneof("part") == "data" else parsed
 
   return parse

@@ -1,0 +1,124 @@
+"""Whatever a donor says, the syncer tells it as the donor's word."""
+
+import contextlib
+import logging
+from concurrent import futures
+
+import grpc
+import pytest
+
+from ddiloco_jax.protocol import events
+from ddiloco_jax.syncer.relay import Relay
+from ddiloco_jax.wire import tokens, transfer
+from ddiloco_jax.wire.options import WireConfig
+from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
+from ddiloco_jax.wire.status import ServiceError
+
+
+class Caller:
+  """What a relay asks of a call's context."""
+
+  def add_callback(self, callback):
+    return True
+
+
+@contextlib.contextmanager
+def donor(answer):
+  """A Peer that is nobody's learner; yields its address."""
+  method = grpc.unary_stream_rpc_method_handler(answer)
+  handlers = grpc.method_handlers_generic_handler(
+    "ddiloco.v1.Peer", {"FetchState": method}
+  )
+  server = grpc.server(futures.ThreadPoolExecutor(2))
+  server.add_generic_rpc_handlers((handlers,))
+  port = server.add_insecure_port("127.0.0.1:0")
+  server.start()
+  try:
+    yield f"127.0.0.1:{port}"
+  finally:
+    server.stop(0.0).wait()
+
+
+def relayed(answer):
+  relay = Relay(WireConfig(), tokens.Tokens())
+  request = pb.FetchStateRequest(learner_id="ada")
+  with donor(answer) as address:
+    return list(relay.stream(request, events.Donor("bob", address), Caller()))
+
+
+def header(num_bytes):
+  return pb.StateChunk(
+    header=pb.StateHeader(num_bytes=num_bytes)
+  ).SerializeToString()
+
+
+def data(num_bytes):
+  return pb.StateChunk(data=bytes(num_bytes)).SerializeToString()
+
+
+def test_a_state_passes_as_it_is():
+  parts = [pb.StateChunk(header=pb.StateHeader(num_bytes=8)), b"12345678"]
+  whole = list(transfer.send(pb.StateChunk, parts[0].header, parts[1:]))
+
+  got = relayed(lambda request, context: map(transfer.serialize, whole))
+
+  assert [bytes(x) if isinstance(x, memoryview) else x for x in got] == whole
+
+
+def aborting(code, text):
+  def answer(request, context):
+    context.abort(code, text)
+    yield b""
+
+  return answer
+
+
+def raising(request, context):
+  raise RuntimeError("boom")
+
+
+@pytest.mark.parametrize(
+  ("answer", "told"),
+  [
+    (raising, "boom"),
+    (aborting(grpc.StatusCode.ABORTED, "fenced\n\x1b[2J"), r"fenced\?\?\[2J"),
+    (aborting(grpc.StatusCode.UNAUTHENTICATED, "wrong token"), "wrong token"),
+    (lambda request, context: iter([b"\xff\xff"]), "part without content"),
+    (lambda request, context: iter([data(9)] * 99), "9 bytes of data"),
+    (lambda request, context: iter([header(8), data(9)]), "9 bytes arrived"),
+    (lambda request, context: iter([header(8)]), "without its trailer"),
+    (lambda request, context: iter([]), "opened with nothing"),
+  ],
+)
+def test_what_is_wrong_with_a_donor_is_told_as_its_fault(answer, told, caplog):
+  with (
+    caplog.at_level(logging.CRITICAL, logger="grpc"),
+    pytest.raises(ServiceError, match=f"donor bob: .*{told}") as caught,
+  ):
+    relayed(answer)
+
+  assert caught.value.code == "UNAVAILABLE"
+
+
+def test_a_donor_that_serves_another_is_worth_asking_again():
+  busy = aborting(grpc.StatusCode.RESOURCE_EXHAUSTED, "gives to another")
+
+  with pytest.raises(ServiceError) as caught:
+    relayed(busy)
+
+  assert caught.value.code == "RESOURCE_EXHAUSTED"
+
+
+def test_a_learner_has_one_relay_at_a_time():
+  relay = Relay(WireConfig(), tokens.Tokens())
+  request = pb.FetchStateRequest(learner_id="ada")
+  parts = [header(18), data(9), data(9)]
+  with donor(lambda request, context: iter(parts)) as address:
+    who = events.Donor("bob", address)
+    first = relay.stream(request, who, Caller())
+    next(first)
+
+    with pytest.raises(ServiceError, match="of learner 'ada'"):
+      next(relay.stream(request, who, Caller()))
+    first.close()
+    next(relay.stream(request, who, Caller()))
