@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 _CHUNK_BYTES = 1 << 16
+_TURNS = 5  # At its end: what was accepted just now begins, and is cut.
 _QUEUED = 64  # Chunks on their way, per direction: 4 MiB.
 
 
@@ -124,13 +125,24 @@ class Relay:
     started.set()
     self._loop.run_forever()
     server.close()
-    tasks = asyncio.all_tasks(self._loop)
+    self._loop.run_until_complete(self._end_all())
+    self._loop.close()
+
+  async def _end_all(self) -> None:
+    """Cuts until no task is left; one that waits for its line is cancelled.
+
+    A task that is cancelled before its first step would close nothing.
+    """
+    for _ in range(_TURNS):
+      await asyncio.sleep(0.01)
+      self._up.open.set()
+      self._down.open.set()
+      self._cut()
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
       task.cancel()
-    self._loop.run_until_complete(
-      asyncio.gather(*tasks, return_exceptions=True)
-    )
-    self._loop.close()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.sleep(0.01)  # What was cut last is closed.
 
   def _cut(self) -> None:
     for connection in self._connections:
@@ -155,6 +167,8 @@ class Relay:
       answers, connection.target = await asyncio.open_connection(
         host, int(port)
       )
+      if client.is_closing():
+        return  # It was cut meanwhile.
       self.num_connections += 1
       await asyncio.gather(
         self._forward(connection, self._up, source, connection.target),

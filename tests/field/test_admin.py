@@ -41,7 +41,7 @@ def test_an_address_that_is_none_is_refused_by_name(capsys):
     admin.main(["localhost", "drain"])
 
   assert caught.value.code == exits.BAD_USAGE
-  assert "'localhost' is no HOST:PORT" in capsys.readouterr().err
+  assert "Address 'localhost': it must be HOST:PORT" in capsys.readouterr().err
 
 
 def test_an_evicted_process_is_fenced_and_its_id_is_free(tmp_path, capsys):

@@ -14,6 +14,7 @@ from ddiloco_jax.protocol import events, tape
 from ddiloco_jax.wire import options
 from tests.support.over_grpc import (
   THETA,
+  Held,
   LoopLearner,
   learners,
   paced,
@@ -170,21 +171,6 @@ def receipts(path):
       if isinstance(effect, events.Resolved):
         duplicates += effect.outcome == events.Outcome.DUPLICATE
   return taken, included, duplicates
-
-
-class Held:
-  """A client whose pushes wait while the gate is shut."""
-
-  def __init__(self, client, gate):
-    self._client = client
-    self._gate = gate
-
-  def __getattr__(self, name):
-    return getattr(self._client, name)
-
-  def push(self, header, chunks):
-    self._gate.wait(30.0)
-    return self._client.push(header, chunks)
 
 
 def test_after_missed_slots_and_a_given_up_round_merges_go_on(tmp_path):

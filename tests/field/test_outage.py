@@ -7,18 +7,17 @@ systems ran into, as a kind.
 import signal
 import time
 
-import numpy as np
 import pytest
 
 from ddiloco_jax.protocol import events, tape
 from ddiloco_jax.report.ordeal import is_balanced
-from tests.support.over_grpc import THETA, LoopLearner, learners, paced
+from tests.support.over_grpc import LoopLearner, learners, paced
 from tests.support.processes import (
   SYNCER,
   address_of,
   ending,
   module,
-  overrides,
+  small_run,
 )
 from tests.support.served import wait_for
 
@@ -38,15 +37,7 @@ NOISE = 3  # Times as long as asked: tests share a machine of two cores.
 def test_learners_are_back_at_once_after_an_outage(tmp_path, away_s):
   # [T6] SIGKILL; all of them at once, and none ever stood still.
   run_dir = tmp_path / "run"
-  np.savez(tmp_path / "theta.npz", **THETA)
-  flags = (
-    "--config=tests/support/small.py",
-    f"--run_dir={run_dir}",
-    f"--layout_arrays={tmp_path / 'theta.npz'}",
-    *overrides(
-      sync__num_fragments=2, sync__cycle_steps=CYCLE_STEPS, sync__quorum=2
-    ),
-  )
+  flags = small_run(tmp_path, sync__cycle_steps=CYCLE_STEPS)
   with ending() as start:
     first = start(
       module(SYNCER, "--address=127.0.0.1:0", *flags), tmp_path / "1.log"

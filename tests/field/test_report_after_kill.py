@@ -2,13 +2,10 @@
 
 import signal
 
-import numpy as np
-
 from ddiloco_jax.protocol import status, tape
 from ddiloco_jax.report import chronicle, report
 from tests.support.over_grpc import (
   SHAPES,
-  THETA,
   LoopLearner,
   learners,
   paced,
@@ -18,25 +15,18 @@ from tests.support.processes import (
   address_of,
   ending,
   module,
-  overrides,
+  small_run,
 )
 from tests.support.served import wait_for
 
 
 def test_a_report_says_what_the_last_epochs_books_say(tmp_path):
   run_dir = tmp_path / "run"
-  np.savez(tmp_path / "theta.npz", **THETA)
-  flags = (
-    "--config=tests/support/small.py",
-    f"--run_dir={run_dir}",
-    f"--layout_arrays={tmp_path / 'theta.npz'}",
-    *overrides(
-      sync__num_fragments=2,
-      sync__cycle_steps=4,
-      sync__quorum=2,
-      run__checkpoint_every_s=0.5,
-      wire__up_format="float32",
-    ),
+  flags = small_run(
+    tmp_path,
+    sync__cycle_steps=4,
+    run__checkpoint_every_s=0.5,
+    wire__up_format="float32",
   )
   with ending() as start:
     first = start(

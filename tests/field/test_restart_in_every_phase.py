@@ -7,14 +7,13 @@ systems ran into, as a kind.
 import signal
 import threading
 
-import numpy as np
 import pytest
 
 from ddiloco_jax.protocol import tape
 from ddiloco_jax.report import chronicle
 from tests.support.books import check_merged
 from tests.support.over_grpc import (
-  THETA,
+  Held,
   LoopLearner,
   learners,
   paced,
@@ -26,7 +25,7 @@ from tests.support.processes import (
   address_of,
   ending,
   module,
-  overrides,
+  small_run,
 )
 from tests.support.served import wait_for
 
@@ -76,21 +75,6 @@ class Halting:
     if header.version.n:
       self._pass("published")
     return header, data
-
-
-class Held:
-  """A client whose pushes wait while the gate is shut."""
-
-  def __init__(self, client, gate):
-    self._client = client
-    self._gate = gate
-
-  def __getattr__(self, name):
-    return getattr(self._client, name)
-
-  def push(self, header, chunks):
-    self._gate.wait(60.0)
-    return self._client.push(header, chunks)
 
 
 class Cast:
@@ -179,18 +163,11 @@ def test_a_learner_restarts_in_every_phase(tmp_path):
 def test_a_syncer_is_killed_in_every_phase(tmp_path, phases, both):
   # [N10] Alone, and together with a learner.
   run_dir = tmp_path / "run"
-  np.savez(tmp_path / "theta.npz", **THETA)
-  flags = (
-    "--config=tests/support/small.py",
-    f"--run_dir={run_dir}",
-    f"--layout_arrays={tmp_path / 'theta.npz'}",
-    *overrides(
-      sync__num_fragments=2,
-      sync__cycle_steps=4,
-      sync__quorum=2,
-      wire__up_format="float32",
-      wire__chunk_bytes=16,
-    ),
+  flags = small_run(
+    tmp_path,
+    sync__cycle_steps=4,
+    wire__up_format="float32",
+    wire__chunk_bytes=16,
   )
   with ending() as start:
     syncer = start(

@@ -85,7 +85,7 @@ def test_a_version_that_was_fetched_and_rolled_back_is_not_adopted(tmp_path):
   with served_run(cfg, tmp_path / "1") as first, proxied(first) as proxy:
     ada = LoopLearner(proxy.address, "ada", paced(0.03, shapes=SHAPES))
     bob = LoopLearner(
-      proxy.address, "bob", Quadratic(SHAPES, 1.0, 0.05, lambda: gate.wait(30))
+      proxy.address, "bob", Quadratic(SHAPES, 1.0, 0.05, lambda: gate.wait(200))
     )
     with learners(ada, bob):
       wait_for(lambda: min(versions(first)) >= 2)
@@ -202,13 +202,13 @@ def test_a_learner_that_is_not_answered_can_be_stopped(tmp_path):
 
 
 def test_an_end_that_was_rolled_back_is_withdrawn(tmp_path):
-  cfg = settings(quorum=1, acknowledge_s=60.0, **ROLLS_BACK)
+  cfg = settings(quorum=1, acknowledge_s=200.0, **ROLLS_BACK)
   gate = threading.Event()
   gate.set()
   with served_run(cfg, tmp_path / "1") as first, proxied(first) as proxy:
     ada = LoopLearner(proxy.address, "ada", paced(0.03, shapes=SHAPES))
     bob = LoopLearner(
-      proxy.address, "bob", Quadratic(SHAPES, 1.0, 0.05, lambda: gate.wait(30))
+      proxy.address, "bob", Quadratic(SHAPES, 1.0, 0.05, lambda: gate.wait(200))
     )
     with learners(ada, bob):
       wait_for(lambda: min(versions(first)) >= 2)

@@ -23,7 +23,7 @@ from tests.support.processes import (
   address_of,
   ending,
   module,
-  overrides,
+  small_run,
 )
 from tests.support.served import wait_for
 
@@ -65,18 +65,11 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path):
 def test_learners_that_stay_alive_join_a_killed_and_restored_syncer(tmp_path):
   # SIGKILL: no goodbye to anyone; whatever they were told of is there again.
   run_dir = tmp_path / "run"
-  np.savez(tmp_path / "theta.npz", **THETA)
-  flags = (
-    "--config=tests/support/small.py",
-    f"--run_dir={run_dir}",
-    f"--layout_arrays={tmp_path / 'theta.npz'}",
-    *overrides(
-      sync__num_fragments=2,
-      sync__cycle_steps=4,
-      sync__quorum=2,
-      run__checkpoint_every_s=1.5,
-      wire__up_format="float32",
-    ),
+  flags = small_run(
+    tmp_path,
+    sync__cycle_steps=4,
+    run__checkpoint_every_s=1.5,
+    wire__up_format="float32",
   )
   with ending() as start:
     first = start(

@@ -74,7 +74,7 @@ def test_stopped_in_its_evaluation_it_sums_up_without(
   process = conclude()
   process.signal(number)
 
-  assert process.wait(20.0) == exits.OK, process.said()
+  assert process.wait(60.0) == exits.OK, process.said()
   said = process.said()
   assert "the evaluation was stopped" in said
   assert all(name in said for name in LOSSES)
@@ -91,7 +91,7 @@ def test_stopped_once_more_it_sums_nothing_up(conclude, run_dir):
   process.wait_for(lambda: "the evaluation was stopped" in process.said())
   process.signal(signal.SIGINT)
 
-  assert process.wait(20.0) == exits.FAILED, process.said()
+  assert process.wait(60.0) == exits.FAILED, process.said()
   assert "stopped before" in process.said()
   assert "Traceback" not in process.said()
   assert not (run_dir / "summary.json").exists()

@@ -320,7 +320,7 @@ class NumpyLearner(threading.Thread):
         )
       )
     except ServiceError as error:
-      return error
+      return error.with_traceback(None)  # It would keep the data.
 
   # --- a step boundary -----------------------------------------------------------
 

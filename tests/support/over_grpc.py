@@ -250,6 +250,21 @@ class LoopLearner(threading.Thread):
     return self.reason
 
 
+class Held:
+  """A client whose pushes wait while the gate is shut."""
+
+  def __init__(self, client: Any, gate: threading.Event):
+    self._client = client
+    self._gate = gate
+
+  def __getattr__(self, name: str):
+    return getattr(self._client, name)
+
+  def push(self, header: Any, chunks: Any):
+    self._gate.wait(60.0)
+    return self._client.push(header, chunks)
+
+
 @contextlib.contextmanager
 def learners(*all_of_them: LoopLearner) -> Iterator[tuple[LoopLearner, ...]]:
   """Starts them, and ends those that still run."""

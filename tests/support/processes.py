@@ -9,6 +9,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SYNCER = "ddiloco_jax.cli.syncer"
 TRAIN = "ddiloco_jax.train"
@@ -102,6 +104,20 @@ def overrides(**values: object) -> list[str]:
     f"--config.{name.replace('__', '.', 1)}={value}"
     for name, value in values.items()
   ]
+
+
+def small_run(directory: pathlib.Path, **settings: object) -> tuple[str, ...]:
+  """Flags of a syncer whose run is in directory/run, and whose Theta 0 is
+  THETA of `over_grpc`, in two fragments."""
+  from tests.support.over_grpc import THETA  # Most processes need no gRPC.
+
+  np.savez(directory / "theta.npz", **THETA)
+  return (
+    "--config=tests/support/small.py",
+    f"--run_dir={directory / 'run'}",
+    f"--layout_arrays={directory / 'theta.npz'}",
+    *overrides(sync__num_fragments=2, sync__quorum=2, **settings),
+  )
 
 
 def address_of(run_dir: pathlib.Path, syncer: Process) -> str:
