@@ -214,7 +214,11 @@ class Aim:
 
   def _is_late(self, begun: float) -> bool:
     if time.monotonic() > begun + START_S:
-      raise SystemExit(f"no commit in {START_S:g} s:\n{self._syncer.said()}")
+      errors = [each.error for each in self._learners]
+      raise SystemExit(
+        f"no commit in {START_S:g} s (learners: {errors}):\n"
+        f"{self._syncer.said()}"
+      )
     return False
 
 

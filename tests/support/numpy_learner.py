@@ -399,7 +399,7 @@ class NumpyLearner(threading.Thread):
 
   def _retry(self, call: Callable):
     """Calls until the syncer answers."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300  # A machine may be busy.
     while True:
       try:
         return call()
