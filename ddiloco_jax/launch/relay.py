@@ -124,8 +124,10 @@ class Relay:
     self.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     started.set()
     self._loop.run_forever()
-    server.close()
+    for listening in server.sockets:  # Once closed, it drops whom it accepted.
+      self._loop.remove_reader(listening.fileno())
     self._loop.run_until_complete(self._end_all())
+    server.close()
     self._loop.close()
 
   async def _end_all(self) -> None:

@@ -1,4 +1,5 @@
 import contextlib
+import gc
 import socket
 import threading
 import time
@@ -180,3 +181,23 @@ def test_nobody_there_ends_the_connection(relay):
 
   with connect(relay) as end, contextlib.suppress(ConnectionResetError):
     assert end.recv(1) == b""
+
+
+def test_whom_it_accepted_as_it_ended_is_closed_too(echo):
+  for _ in range(20):
+    relay, dialled = Relay(echo.address), []
+    dialling = threading.Thread(target=dial, args=(relay.address, dialled))
+    dialling.start()
+    relay.close()
+    dialling.join()
+    for end in dialled:
+      end.close()
+    del relay
+    gc.collect()  # An open socket would warn, which is an error here.
+
+
+def dial(address, dialled):
+  host, port = address.split(":")
+  with contextlib.suppress(OSError):
+    for _ in range(20):
+      dialled.append(socket.create_connection((host, int(port)), timeout=5))
