@@ -32,7 +32,6 @@ from ddiloco_jax.wire.status import ServiceError, abort
 _log = logging.getLogger(__name__)
 OFF = "off"
 _WAIT_S = 60.0  # The longest wait for a boundary that has the clock.
-_SLOWEST_BYTES_PER_S = 1e6  # Who takes a state slower than that is cut off.
 _NUM_CALLS = 4
 
 
@@ -210,7 +209,7 @@ class _Peer:
       stack.callback(self._desk.release)
       _log.info("gives its state to learner %s", request.learner_id)
       num_bytes = sum(x.nbytes for x in state.arrays.values())
-      limit_s = _WAIT_S + num_bytes / _SLOWEST_BYTES_PER_S
+      limit_s = _WAIT_S + num_bytes / transfer.SLOWEST_BYTES_PER_S
       limit = threading.Timer(limit_s, context.cancel)
       limit.daemon = True
       limit.start()

@@ -46,7 +46,6 @@ class PayloadWriter:
     stopped: Told why the recording ended, if it did before `close`.
     num_free: Bytes that the disk of a path has left.
     file_bytes: A file that has so many is followed by another.
-
   """
 
   def __init__(
@@ -135,8 +134,7 @@ class PayloadWriter:
   def _stop(self, since: str, error: OSError) -> None:
     reason = (
       f"payloads are recorded no more, from {since} on: {error}. The run goes"
-      " on; free space"
-      " and restart the syncer with --restore to record again."
+      " on; free space and restart the syncer with --restore to record again."
     )
     _log.error("%s", reason)
     try:

@@ -19,7 +19,6 @@ from ddiloco_jax.wire.status import ServiceError, from_grpc
 
 _MAX_RELAYS = 4  # At once; each holds a thread of the server.
 _HEADER_S = 90.0  # A donor answers at its next boundary with the asked clock.
-_SLOWEST_BYTES_PER_S = 1e6  # As a donor serves itself.
 
 
 class Relay:
@@ -75,7 +74,8 @@ class Relay:
       try:
         with _ending(call, _HEADER_S):
           header = transfer.receive_header(call)
-        with _ending(call, _HEADER_S + header.num_bytes / _SLOWEST_BYTES_PER_S):
+        longest_s = header.num_bytes / transfer.SLOWEST_BYTES_PER_S
+        with _ending(call, _HEADER_S + longest_s):
           chunks = transfer.receive_chunks(call, header.num_bytes)
           yield from transfer.send(pb.StateChunk, header, chunks)
       except grpc.RpcError as error:

@@ -21,6 +21,7 @@ Chunk = bytes | memoryview
 Message = pb.PushChunk | pb.FetchChunk | pb.StateChunk
 Part = Message | Chunk  # Header and trailer as messages, data as it is.
 
+SLOWEST_BYTES_PER_S = 1e6  # A peer's state that moves slower is cut off.
 _DATA_TAG = (pb.PushChunk.DATA_FIELD_NUMBER << 3) | 2
 assert (
   pb.PushChunk.DATA_FIELD_NUMBER

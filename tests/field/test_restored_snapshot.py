@@ -242,27 +242,22 @@ def damage(directory: pathlib.Path, change):
       biggest.write_bytes(data)
 
 
-def test_other_settings_are_refused_by_the_first_that_differs(tmp_path, cut):
+@pytest.mark.parametrize(
+  ("settings", "told"),
+  [
+    ({"cycle_steps": 8}, r"sync\.cycle_steps is 8"),
+    ({"num_syncer_steps": 1}, r"t has reached 1\. Raise the limit"),
+  ],
+)
+def test_settings_that_do_not_fit_the_snapshot_are_refused(
+  tmp_path, cut, settings, told
+):
   old, _, _ = cut
 
   with (
-    pytest.raises(exits.BadUsage, match=r"sync\.cycle_steps is 8"),
+    pytest.raises(exits.BadUsage, match=told),
     served_run(
-      shards(cycle_steps=8),
-      tmp_path / "new",
-      snapshot=old / "snapshots" / "latest",
-    ),
-  ):
-    pass
-
-
-def test_a_snapshot_beyond_the_runs_own_limit_is_refused(tmp_path, cut):
-  old, _, _ = cut
-
-  with (
-    pytest.raises(exits.BadUsage, match=r"t has reached 1\. Raise the limit"),
-    served_run(
-      shards(num_syncer_steps=1),
+      shards(**settings),
       tmp_path / "new",
       snapshot=old / "snapshots" / "latest",
     ),
