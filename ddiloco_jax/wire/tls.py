@@ -96,10 +96,15 @@ def diagnose(address: str, cfg: WireConfig) -> str | None:
   host = host.removeprefix("[").removesuffix("]")
   context = _context(cfg) if cfg.tls_ca else _trusting_context()
   try:
-    with (
-      socket.create_connection((host, int(port)), _PROBE_S) as plain,
-      context.wrap_socket(plain, server_hostname=host) as wrapped,
-    ):
+    with socket.create_connection((host, int(port)), _PROBE_S) as plain:
+      family, peer = plain.family, plain.getpeername()
+    # Wrapped, then connected: ssl does not close a connection that it takes
+    # over and that is reset before its handshake.
+    with context.wrap_socket(
+      socket.socket(family), server_hostname=host
+    ) as wrapped:
+      wrapped.settimeout(_PROBE_S)
+      wrapped.connect(peer)
       if not cfg.tls_ca:
         return (
           f"the service at {address} speaks TLS, and this process does not:"
@@ -122,7 +127,6 @@ def _own_certificate(
   """Whether a server, once TLS stands, turns away who has not its trust: gRPC
   then closes the connection before its first frame."""
   try:
-    wrapped.settimeout(_PROBE_S)
     if wrapped.recv(1):
       return None
   except TimeoutError:

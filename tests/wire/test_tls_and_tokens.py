@@ -1,6 +1,12 @@
 """Who gets in: TLS, tokens, and what is said to those who do not. (T10)"""
 
+import contextlib
 import dataclasses
+import socket
+import ssl
+import struct
+import threading
+import time
 
 import grpc
 import numpy as np
@@ -9,7 +15,7 @@ import pytest
 from ddiloco_jax.learner.client import Client
 from ddiloco_jax.protocol.rules import Rules
 from ddiloco_jax.syncer.server import Server
-from ddiloco_jax.wire import methods, port
+from ddiloco_jax.wire import methods, port, tls
 from ddiloco_jax.wire import tokens as wire_tokens
 from ddiloco_jax.wire.options import WireConfig
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
@@ -302,3 +308,40 @@ def test_a_server_names_the_ca_that_is_none():
 
   with pytest.raises(ValueError, match=r"wire\.tls_ca=.* is no certificate"):
     Server("127.0.0.1:0", cfg)
+
+
+@contextlib.contextmanager
+def resetting():
+  """The address of somebody who resets every connection at once."""
+
+  def accept() -> None:
+    while True:
+      try:
+        connection, _ = listener.accept()
+      except OSError:
+        return
+      connection.setsockopt(
+        socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+      )
+      connection.close()
+
+  with socket.create_server(("127.0.0.1", 0)) as listener:
+    thread = threading.Thread(target=accept)
+    thread.start()
+    try:
+      yield f"127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+      listener.shutdown(socket.SHUT_RDWR)
+      thread.join()
+
+
+def test_a_probe_that_is_reset_at_once_closes_its_socket(monkeypatch):
+  wrap = ssl.SSLContext.wrap_socket
+
+  def late(*args, **kwargs):
+    time.sleep(0.05)  # Time for the reset to arrive.
+    return wrap(*args, **kwargs)
+
+  monkeypatch.setattr(ssl.SSLContext, "wrap_socket", late)
+  with resetting() as address:  # A socket left open is a warning: an error.
+    assert tls.diagnose(address, WIRE) is None
