@@ -62,12 +62,7 @@ def run_learner(
       settings that cannot be met, or a directory that cannot be written to.
   """
   with exits.edge(), exits.writing_to(directory):
-    cfg, replaced = config.with_shared(cfg, port.run.settings_json)
-    if replaced:
-      _log.info("the syncer's settings rule for %s", ", ".join(replaced))
-    config.check_vocab(cfg)
-    model = make_trainer(cfg, None, cfg.run.step_s)
-    check_layout(port.run.layout, model.params)
+    cfg, model = _of_run(cfg, port)
     make_batches = batches_of(cfg, port.run.num_shards)
     example = make_batches(0)(0)
     records = metrics.MetricsWriter(directory / "metrics.jsonl")
@@ -78,11 +73,11 @@ def run_learner(
     Checkpoints(directory / "checkpoints", cfg.run.max_to_keep) as saved,
   ):
     records.write({"data_digest": stream.load_corpus(cfg.data).digest})
-    latest, part = saved.latest(), None
+    latest = saved.latest()
     with exits.edge():
       if restore and latest is not None:
         model.restore_moments(saved, latest)
-        own = "checkpoint"
+        own, part = "checkpoint", None
       else:
         part = snapshot and cuts.restore(
           snapshot, directory.name, port.run, model
@@ -117,6 +112,19 @@ def run_learner(
     boundaries.save()
     diary.close()
     return reason
+
+
+def _of_run(
+  cfg: config.Config, port: ports.Port
+) -> tuple[config.Config, trainer.Trainer]:
+  """The settings and the model that a run asks of its learners."""
+  cfg, replaced = config.with_shared(cfg, port.run.settings_json)
+  if replaced:
+    _log.info("the syncer's settings rule for %s", ", ".join(replaced))
+  config.check_vocab(cfg)
+  model = make_trainer(cfg, None, cfg.run.step_s)
+  check_layout(port.run.layout, model.params)
+  return cfg, model
 
 
 def run_plain(

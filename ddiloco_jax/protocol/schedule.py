@@ -28,21 +28,12 @@ def reported(turn: Turn, event: events.Reported) -> None:
     turn.count("fenced")
     return
   steps = event.step - old.step
-  step_s, stepped_at, reported_t = old.step_s, old.stepped_at, old.reported_t
+  step_s = old.step_s
   if steps > 0:
     turn.stepped = True
-    is_timed = old.live and not (old.untimed or old.waiting)
-    if old.num_steps >= NUM_UNTIMED and is_timed:
-      sample_s = (turn.now - stepped_at) / steps
-      # A plain mean until the average is as long as its weight says.
-      num_timed = old.num_steps - NUM_UNTIMED + steps
-      share = 1 - (1 - turn.rules.step_weight) ** min(steps, 1000)
-      share = max(share, steps / num_timed)
-      step_s = average(step_s or None, sample_s, share)
-    stepped_at = turn.now
-    if reported_t != turn.t:
+    step_s = _step_s(turn, old, steps)
+    if old.reported_t != turn.t:
       turn.num_reported += 1
-      reported_t = turn.t
   training = steps > 0 or event.waiting or event.exhausted
   rules = turn.rules
   turn.quiet = (
@@ -63,10 +54,10 @@ def reported(turn: Turn, event: events.Reported) -> None:
       heard_at=turn.now,
       step=max(event.step, old.step),
       step_s=step_s,
-      stepped_at=stepped_at,
+      stepped_at=turn.now if steps > 0 else old.stepped_at,
       untimed=old.untimed and steps <= 0,
       num_steps=old.num_steps + max(steps, 0),
-      reported_t=reported_t,
+      reported_t=turn.t if steps > 0 else old.reported_t,
       counts=event.counts,
       positions=event.positions,
       boundaries=event.boundaries,
@@ -81,6 +72,19 @@ def reported(turn: Turn, event: events.Reported) -> None:
   shards.reported(turn, old, event)
   if not (old.live and old.training):
     membership.wake_scan(turn, turn.now + rules.lease_s)
+
+
+def _step_s(turn: Turn, old: Learner, steps: int) -> float:
+  """A learner's average time per step, after so many new ones."""
+  is_timed = old.live and not (old.untimed or old.waiting)
+  if old.num_steps < NUM_UNTIMED or not is_timed:
+    return old.step_s
+  # A plain mean until the average is as long as its weight says.
+  num_timed = old.num_steps - NUM_UNTIMED + steps
+  share = 1 - (1 - turn.rules.step_weight) ** min(steps, 1000)
+  share = max(share, steps / num_timed)
+  sample_s = (turn.now - old.stepped_at) / steps
+  return average(old.step_s or None, sample_s, share)
 
 
 def _adopted_at(

@@ -129,6 +129,14 @@ def test_what_is_whole_is_restored_whole(run_dir):
   assert start(run_dir) == (told_of, 4)
 
 
+def test_a_file_in_the_journal_that_is_not_ours_changes_nothing(run_dir):
+  told_of = told(run_dir)
+  for name in (f"{'9' * 200}-0", "1000000-0", "4-x", "backup"):
+    (run_dir / "journal" / f"{name}.log").write_text("not ours")
+
+  assert start(run_dir) == (told_of, 4)
+
+
 # --- checkpoints ------------------------------------------------------------------
 
 

@@ -26,6 +26,21 @@ class Disk(OsFiles):
     super().write(fd, data)
 
 
+def test_a_run_that_cannot_begin_for_lack_of_room_says_so(tmp_path):
+  disk = Disk()
+  disk.is_full = True
+
+  with (
+    pytest.raises(exits.WriteFailed, match=r"No space left.*Make room"),
+    syncer_run(settings(), tmp_path / "run", theta=THETA, files=disk),
+  ):
+    pass
+
+  disk.is_full = False
+  with syncer_run(settings(), tmp_path / "run", theta=THETA, files=disk) as run:
+    assert versions(run) == [0, 0]
+
+
 def test_a_commit_that_cannot_be_written_stops_the_run(tmp_path):
   disk = Disk()
   with syncer_run(settings(), tmp_path / "run", theta=THETA, files=disk) as run:

@@ -204,14 +204,32 @@ def test_fewer_calls_than_the_learners_hold_are_refused(tmp_path):
   assert not (tmp_path / "run").exists()
 
 
-def test_a_malformed_address_is_bad_usage(tmp_path):
+@pytest.mark.parametrize(
+  ("flags", "named"),
+  [
+    (("--address=8470",), "'8470'"),
+    (("--address=127.0.0.1:70000",), "70000"),
+    (("--address=127.0.0.1:0", "--metrics_port=70000"), "70000"),
+  ],
+)
+def test_an_address_that_cannot_be_is_bad_usage(tmp_path, flags, named):
   with ending() as start:
-    syncer = start(command(tmp_path, "--address=8470"), tmp_path / "log")
+    syncer = start(command(tmp_path, *flags), tmp_path / "log")
     code = syncer.wait(60.0)
 
   assert code == exits.BAD_USAGE
-  assert "'8470'" in syncer.said()
+  assert named in syncer.said()
   assert "Traceback" not in syncer.said()
+
+
+def test_a_directory_where_the_address_belongs_is_bad_usage(tmp_path):
+  (tmp_path / "run" / "address").mkdir(parents=True)
+
+  with (
+    pytest.raises(exits.BadUsage, match=r"cannot write to .*run/address"),
+    served_run(settings(), tmp_path / "run"),
+  ):
+    pass
 
 
 def test_a_metrics_port_that_is_taken_leaves_no_run(tmp_path):

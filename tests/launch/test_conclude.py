@@ -1,5 +1,6 @@
 """The end of `cli.local`, after its processes: evaluated, summed up, stopped."""
 
+import contextlib
 import json
 import signal
 import sys
@@ -7,10 +8,11 @@ import sys
 import pytest
 
 from ddiloco_jax import config
-from ddiloco_jax.launch import exits, syncing
+from ddiloco_jax.launch import exits, held_out, syncing
 from tests.support import small
 from tests.support.over_grpc import LoopLearner, learners, paced, served_run
 from tests.support.processes import ending
+from tests.support.served import wait_for
 
 SCRIPT = """
 import pathlib, sys
@@ -24,19 +26,26 @@ sys.exit(local.conclude(pathlib.Path(sys.argv[1]), requests, screen))
 LOSSES = ("loss_start", "loss_end", "bigram_entropy")
 
 
-@pytest.fixture(scope="module")
-def run_dir(tmp_path_factory):
-  """Of a run of the small model that has ended."""
+@contextlib.contextmanager
+def trained(directory, snapshot=None):
+  """A run of the small model, that a learner trains."""
   editable = small.get_config()
   editable.sync.num_syncer_steps = 12
   cfg = config.freeze(editable)
   theta = syncing.init_params(cfg)
   shapes = {path: array.shape for path, array in theta.items()}
-  directory = tmp_path_factory.mktemp("ended") / "run"
   with (
-    served_run(cfg, directory, theta=theta) as run,
+    served_run(cfg, directory, theta=theta, snapshot=snapshot) as run,
     learners(LoopLearner(run.address, "a", paced(0.03, shapes=shapes))),
   ):
+    yield run
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+  """Of a run that has ended."""
+  directory = tmp_path_factory.mktemp("ended") / "run"
+  with trained(directory) as run:
     assert run.wait(60.0).exit_code == 0
   return directory
 
@@ -95,3 +104,20 @@ def test_stopped_once_more_it_sums_nothing_up(conclude, run_dir):
   assert "stopped before" in process.said()
   assert "Traceback" not in process.said()
   assert not (run_dir / "summary.json").exists()
+
+
+def test_a_run_from_a_snapshot_has_no_loss_at_its_start(tmp_path):
+  with trained(tmp_path / "first") as run:
+    wait_for(lambda: run.status().num_training == 1)
+    run.syncer.take_snapshot()
+    run.request_stop()
+    run.wait()
+  latest = tmp_path / "first" / "snapshots" / "latest"
+  with trained(tmp_path / "second", snapshot=latest) as run:
+    run.request_stop()
+    run.wait()
+
+  losses = held_out.evaluate_run(tmp_path / "second")
+
+  assert losses["loss_start"] is None
+  assert losses["loss_end"]

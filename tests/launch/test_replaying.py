@@ -183,6 +183,16 @@ def test_an_epoch_without_payloads_is_a_gap(run_dir, capsys):
   assert (last["faults"], last["num_epochs"]) == ([], 1)
 
 
+def test_a_run_without_any_payload_has_no_theta_to_write(run_dir, capsys):
+  shutil.rmtree(run_dir / "payloads")
+
+  code = replay.main([str(run_dir), "--theta", f"--out={run_dir / 'out'}"])
+
+  assert code == 1
+  assert capsys.readouterr().out.count("has no recorded start") == 2
+  assert not (run_dir / "out").exists()
+
+
 def test_another_machine_is_said_beside_the_result(run_dir):
   for name in ("tape.1.jsonl", "tape.jsonl"):
     path = run_dir / name

@@ -5,6 +5,7 @@ import dataclasses
 import socket
 import ssl
 import struct
+import subprocess
 import threading
 import time
 
@@ -24,6 +25,7 @@ from tests.support.proxy import Proxy
 from tests.support.secured import (
   ADMIN_TOKEN,
   LEARNER_TOKEN,
+  ROOT,
   certs,
   secured,
   shared_tokens,
@@ -345,3 +347,16 @@ def test_a_probe_that_is_reset_at_once_closes_its_socket(monkeypatch):
   monkeypatch.setattr(ssl.SSLContext, "wrap_socket", late)
   with resetting() as address:  # A socket left open is a warning: an error.
     assert tls.diagnose(address, WIRE) is None
+
+
+def test_a_certificate_for_what_is_no_host_is_refused(tmp_path):
+  script = ROOT / "scripts/make_certs.sh"
+
+  done = subprocess.run(
+    ["bash", str(script), str(tmp_path / "certs"), "node 1"],
+    capture_output=True,
+    text=True,
+  )
+
+  assert done.returncode == 2
+  assert "HOST 'node 1' is no host" in done.stderr
