@@ -35,7 +35,10 @@ def storm(duration_s, num_fragments, cycle_steps):
 
 @pytest.mark.parametrize(
   "duration_s",
-  [300.0, pytest.param(86_400.0, marks=pytest.mark.slow)],
+  [
+    300.0,
+    pytest.param(86_400.0, marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
+  ],
 )
 def test_most_of_32_learners_contribute_in_a_storm_of_kills(duration_s):
   # [M7] 125 kills an hour; a minute is left out in which all begin.
