@@ -8,6 +8,7 @@ import contextlib
 import functools
 import json
 import logging
+import math
 import pathlib
 import time
 from collections.abc import Callable, Mapping
@@ -137,7 +138,10 @@ class SyncerRun:
       Superseded: another syncer has taken over the run.
       Exception: what else ended a thread of the syncer.
     """
-    saved, stopping = time.monotonic(), False
+    # Restored, it saves at once: however soon a syncer dies again and again,
+    # its next start has no more to read.
+    saved = -math.inf if self.store.has_progress else time.monotonic()
+    stopping = False
     cut_at = self._num_merges()
     say_wait = run_log.WaitLog(self.syncer)
     while (finished := self.syncer.wait(0.2)) is None:

@@ -16,7 +16,7 @@ from ddiloco_jax.protocol import tape
 from ddiloco_jax.syncer import records
 from ddiloco_jax.syncer.errors import InUse
 from tests.support.numpy_learner import NumpyLearner
-from tests.support.over_grpc import THETA, settings
+from tests.support.over_grpc import THETA, served_run, settings
 from tests.support.served import wait_for
 
 DURABLE = {"run__checkpoint_every_s": 1000.0, "run__max_to_keep": 2}
@@ -127,6 +127,16 @@ def test_what_is_whole_is_restored_whole(run_dir):
   told_of = told(run_dir)
 
   assert start(run_dir) == (told_of, 4)
+
+
+def test_a_restored_run_saves_what_it_had_to_read_at_once(run_dir):
+  # Killed again and again before a checkpoint is due, it would read ever more.
+  told_of = told(run_dir)
+
+  with served_run(
+    settings(quorum=1, **DURABLE), run_dir, restore=True
+  ) as served:
+    wait_for(lambda: served.run.store.checkpoints.latest() == told_of)
 
 
 def test_a_file_in_the_journal_that_is_not_ours_changes_nothing(run_dir):
