@@ -43,8 +43,10 @@ def check_report(state: State, old: Learner, event: events.Reported) -> None:
         f"both in {counts.steps} steps from one base: only a step adds tokens; "
         "count those of the steps since the adoption"
       )
-  known = dict(old.positions)
-  for shard, batch in event.positions if old.heard or not known else ():
+  known, now = dict(old.positions), dict(event.positions)
+  given_up = [x for x in event.returned if x[0] in known and x[0] not in now]
+  told = event.positions if old.heard or not known else ()
+  for shard, batch in (*told, *given_up):
     read = known.get(shard)
     least = 0 if read is None else read
     # One that is new to it was told to begin at the accepted position.

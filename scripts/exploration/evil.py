@@ -178,6 +178,8 @@ def _report(world: "World", process: "Process", number: int) -> None:
   num = world.rules.num_fragments
   step = max(0, process.step + number % 5 - 1)
   counts = Counts(number // 5 % 4, number // 20 % 300)
+  shard = number % world.rules.num_shards
+  returned = (Position(shard, number >> 5 & 63),) if number >> 4 & 1 else ()
   world.lie(
     events.Reported(
       learner=process.name,
@@ -185,6 +187,7 @@ def _report(world: "World", process: "Process", number: int) -> None:
       step=step,
       counts=(counts,) * num,
       positions=(Position(number % (world.rules.num_shards + 1), step),),
+      returned=returned,
       waiting=number >> 12 & 7 == 7,
     ),
   )

@@ -44,6 +44,8 @@ def report(hand: Hand, **more) -> events.Reported:
     ({"positions": (Position(0, 3),)}, "position 3 of data shard 0"),
     ({"positions": (Position(0, 6),)}, "lies in 4..5"),
     ({"positions": (Position(7, 6),)}, "position 6 of data shard 7"),
+    ({"positions": (), "returned": (Position(0, 3),)}, "lies in 4..5"),
+    ({"positions": (), "returned": (Position(0, FAR),)}, "lies in 4..5"),
     ({"step": FAR}, "can have been taken"),
   ],
 )
@@ -52,6 +54,15 @@ def test_a_report_that_outgrows_the_ones_before_is_refused(hand, change, word):
 
   with pytest.raises(ValueError, match=word):
     check(hand.state, report(hand, **change))
+
+
+def test_a_shard_that_was_given_up_before_is_said_for_ever(hand):
+  given_up = (Position(0, 5), Position(1, 2))
+
+  check(hand.state, report(hand, positions=(), returned=given_up))
+  hand.report("L0", positions=())
+
+  check(hand.state, report(hand, step=9, positions=(), returned=given_up))
 
 
 def test_counts_since_an_adoption_do_not_reach_behind_it(hand):
