@@ -47,11 +47,12 @@ class Origin(NamedTuple):
 
 
 class Start(NamedTuple):
-  """What a syncer starts from."""
+  """What a syncer starts from; `unsaved_s` is the run since its checkpoint."""
 
   spec: port.RunSpec
   state: machine.State
   tensors: Tensors
+  unsaved_s: float = 0.0
 
 
 def make_start(
@@ -78,7 +79,7 @@ def make_start(
   """
   sizes = tuple(layout.num_params(p) for p in range(layout.num_fragments))
   rules = dataclasses.replace(cfg.sync, fragment_params=sizes)
-  origin = Origin()
+  origin, unsaved_s = Origin(), 0.0
   if store.has_progress:
     found = store.restore(layout, tx)
     tensors, record = found.tensors, found.spec
@@ -86,6 +87,7 @@ def make_start(
       store.tape, machine.load(rules, found.state), found.merged
     )
     state = machine.restore(rules, machine.save(old), store.epoch, merged)
+    unsaved_s = state.now - found.saved_at
     _check_goes_on(state, store.path)
     check_fixed(cfg, record["config"])
     run_id = record["run_id"]
@@ -109,7 +111,7 @@ def make_start(
     state = machine.initial(rules, store.epoch)
     run_id = _new_run_id(cfg)
   spec = run_spec(cfg, layout, run_id, state.epoch, origin)
-  return Start(spec, state, tensors)
+  return Start(spec, state, tensors, unsaved_s)
 
 
 def run_spec(

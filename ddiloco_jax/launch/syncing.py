@@ -8,7 +8,6 @@ import contextlib
 import functools
 import json
 import logging
-import math
 import pathlib
 import time
 from collections.abc import Callable, Mapping
@@ -138,10 +137,9 @@ class SyncerRun:
       Superseded: another syncer has taken over the run.
       Exception: what else ended a thread of the syncer.
     """
-    # Restored, it saves at once: however soon a syncer dies again and again,
-    # its next start has no more to read.
-    saved = -math.inf if self.store.has_progress else time.monotonic()
-    stopping = False
+    # Counted from the checkpoint that was restored: one that dies again and
+    # again would else never save, and its next start would read ever more.
+    saved, stopping = time.monotonic() - self._unsaved_s, False
     cut_at = self._num_merges()
     say_wait = run_log.WaitLog(self.syncer)
     while (finished := self.syncer.wait(0.2)) is None:
@@ -190,6 +188,7 @@ class SyncerRun:
       "config": json.loads(config.to_json(cfg)),
     }
     self._every_s = cfg.run.checkpoint_every_s
+    self._unsaved_s = start.unsaved_s
     self._is_durable = cfg.run.durability == "commit"
     self._on_write_error = cfg.run.on_write_error
     self._cut_every = cfg.run.snapshot_every_merges
@@ -231,7 +230,7 @@ class SyncerRun:
     begin: starting.Start,
     tx: optax.GradientTransformation,
   ) -> Syncer:
-    spec, state, tensors = begin
+    spec, state, tensors, _ = begin
     make_merger = functools.partial(
       Merger,
       spec.layout,

@@ -26,12 +26,14 @@ class Restored(NamedTuple):
     state: What `machine.save` gave, before `merged`.
     merged: The newest commit; None if it is in `state`.
     spec: Of the run.
+    saved_at: Of the checkpoint, in seconds of the run.
   """
 
   tensors: Tensors
   state: dict[str, Any]
   merged: events.Merged | None
   spec: dict[str, Any]
+  saved_at: float
 
 
 class Added(NamedTuple):
@@ -81,7 +83,8 @@ def read_checkpoint(
     tuple({path: params[path] for path in part} for part in theta),
     tuple(found["outer"][str(p)] for p in range(len(theta))),
   )
-  return Restored(tensors, records["state"], None, spec)
+  state = records["state"]
+  return Restored(tensors, state, None, spec, state["now"])
 
 
 def add_commits(journal: Journal, found: Restored) -> Added:

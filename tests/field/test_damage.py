@@ -16,7 +16,7 @@ from ddiloco_jax.protocol import tape
 from ddiloco_jax.syncer import records
 from ddiloco_jax.syncer.errors import InUse
 from tests.support.numpy_learner import NumpyLearner
-from tests.support.over_grpc import THETA, served_run, settings
+from tests.support.over_grpc import THETA, settings
 from tests.support.served import wait_for
 
 DURABLE = {"run__checkpoint_every_s": 1000.0, "run__max_to_keep": 2}
@@ -129,16 +129,6 @@ def test_what_is_whole_is_restored_whole(run_dir):
   assert start(run_dir) == (told_of, 4)
 
 
-def test_a_restored_run_saves_what_it_had_to_read_at_once(run_dir):
-  # Killed again and again before a checkpoint is due, it would read ever more.
-  told_of = told(run_dir)
-
-  with served_run(
-    settings(quorum=1, **DURABLE), run_dir, restore=True
-  ) as served:
-    wait_for(lambda: served.run.store.checkpoints.latest() == told_of)
-
-
 def test_a_file_in_the_journal_that_is_not_ours_changes_nothing(run_dir):
   told_of = told(run_dir)
   for name in (f"{'9' * 200}-0", "1000000-0", "4-x", "backup"):
@@ -148,6 +138,35 @@ def test_a_file_in_the_journal_that_is_not_ours_changes_nothing(run_dir):
 
 
 # --- checkpoints ------------------------------------------------------------------
+
+
+class Died(Exception):
+  """Ends a life of a syncer with no goodbye, and no last save."""
+
+
+def test_a_syncer_that_dies_again_and_again_saves_no_less_often(tmp_path):
+  # No life is as long as run.checkpoint_every_s; the journal would only grow.
+  cfg = settings(quorum=1, run__checkpoint_every_s=1.5)
+  for life in range(6):
+    run = syncing.SyncerRun(
+      cfg, str(tmp_path / "run"), restore=life > 0, theta=THETA
+    )
+    newest, until = run.store.checkpoints.latest(), run.syncer.state.now + 0.5
+    learner = NumpyLearner(run.syncer, "ada")
+
+    def until_it_dies(run=run, until=until):
+      if run.syncer.state.now > until:
+        raise Died
+
+    try:
+      learner.start()
+      with pytest.raises(Died):
+        run.run(until_it_dies)
+    finally:
+      learner.kill()
+      run.close()
+
+  assert newest > 0
 
 
 @pytest.mark.parametrize("restore", [True, False])
