@@ -47,12 +47,19 @@ class Origin(NamedTuple):
 
 
 class Start(NamedTuple):
-  """What a syncer starts from; `unsaved_s` is the run since its checkpoint."""
+  """What a syncer starts from.
+
+  Attributes:
+    spec: Of the run.
+    state: Of the machine.
+    tensors: Of its versions.
+    unsaved_s: Seconds of the run since its newest checkpoint.
+  """
 
   spec: port.RunSpec
   state: machine.State
   tensors: Tensors
-  unsaved_s: float = 0.0
+  unsaved_s: float
 
 
 def make_start(

@@ -62,7 +62,7 @@ def run_learner(
       settings that cannot be met, or a directory that cannot be written to.
   """
   with exits.edge(), exits.writing_to(directory):
-    cfg, model = _of_run(cfg, port)
+    cfg, model = _of_run(cfg, port.run)
     make_batches = batches_of(cfg, port.run.num_shards)
     example = make_batches(0)(0)
     records = metrics.MetricsWriter(directory / "metrics.jsonl")
@@ -115,15 +115,15 @@ def run_learner(
 
 
 def _of_run(
-  cfg: config.Config, port: ports.Port
+  cfg: config.Config, run: ports.RunSpec
 ) -> tuple[config.Config, trainer.Trainer]:
   """The settings and the model that a run asks of its learners."""
-  cfg, replaced = config.with_shared(cfg, port.run.settings_json)
+  cfg, replaced = config.with_shared(cfg, run.settings_json)
   if replaced:
     _log.info("the syncer's settings rule for %s", ", ".join(replaced))
   config.check_vocab(cfg)
   model = make_trainer(cfg, None, cfg.run.step_s)
-  check_layout(port.run.layout, model.params)
+  check_layout(run.layout, model.params)
   return cfg, model
 
 

@@ -15,6 +15,7 @@ from ddiloco_jax.launch import syncing
 from ddiloco_jax.protocol import tape
 from ddiloco_jax.syncer import records
 from ddiloco_jax.syncer.errors import InUse
+from tests.support.crashing import Crash
 from tests.support.numpy_learner import NumpyLearner
 from tests.support.over_grpc import THETA, settings
 from tests.support.served import wait_for
@@ -140,10 +141,6 @@ def test_a_file_in_the_journal_that_is_not_ours_changes_nothing(run_dir):
 # --- checkpoints ------------------------------------------------------------------
 
 
-class Died(Exception):
-  """Ends a life of a syncer with no goodbye, and no last save."""
-
-
 def test_a_syncer_that_dies_again_and_again_saves_no_less_often(tmp_path):
   # No life is as long as run.checkpoint_every_s; the journal would only grow.
   cfg = settings(quorum=1, run__checkpoint_every_s=1.5)
@@ -156,11 +153,11 @@ def test_a_syncer_that_dies_again_and_again_saves_no_less_often(tmp_path):
 
     def until_it_dies(run=run, until=until):
       if run.syncer.state.now > until:
-        raise Died
+        raise Crash  # With no goodbye, and no last save.
 
     try:
       learner.start()
-      with pytest.raises(Died):
+      with pytest.raises(Crash):
         run.run(until_it_dies)
     finally:
       learner.kill()
