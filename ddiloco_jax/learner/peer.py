@@ -17,6 +17,7 @@ import grpc
 
 from ddiloco_jax.protocol import events
 from ddiloco_jax.wire import (
+  fields,
   listening,
   methods,
   opening,
@@ -45,14 +46,15 @@ class Desk:
   def __init__(self, learner: str):
     self._learner = learner
     self._run_id = ""
+    self._num_fragments = 0
     self._changed = threading.Condition()
     self._is_taken = False
     self._asked: Sequence[events.Version] | None = None
     self._state: states.State | None = None
 
-  def open(self, run_id: str) -> None:
+  def open(self, run_id: str, num_fragments: int) -> None:
     """From now on the loop comes by."""
-    self._run_id = run_id
+    self._run_id, self._num_fragments = run_id, num_fragments
 
   def answer(
     self,
@@ -70,7 +72,9 @@ class Desk:
       asked = self._asked
       if asked is None or self._state is not None:
         return
-      if any(have.n < wanted.n for have, wanted in zip(clock, asked)):
+      if any(
+        have.n < wanted.n for have, wanted in zip(clock, asked, strict=True)
+      ):
         return
     state = states.State(
       donor=self._learner, step=step, clock=tuple(clock), arrays=take()
@@ -88,10 +92,10 @@ class Desk:
     Raises:
       ServiceError: RESOURCE_EXHAUSTED while another one is served, UNAVAILABLE
         where no boundary has had the clock in time, FAILED_PRECONDITION for
-        another run or learner.
+        another run or learner, INVALID_ARGUMENT for what is malformed.
     """
     self._check(request)
-    clock = states.clock_from_pb(request)
+    clock = states.clock_from_pb(request, self._num_fragments)
     with self._changed:
       if self._is_taken:
         raise ServiceError(
@@ -130,13 +134,13 @@ class Desk:
       raise ServiceError(
         "UNAVAILABLE", f"learner {self._learner} has not joined. Ask again."
       )
-    asked = request.run_id, request.donor_id
-    if asked != (self._run_id, self._learner):
+    if (request.run_id, request.donor_id) != (self._run_id, self._learner):
       raise ServiceError(
         "FAILED_PRECONDITION",
         f"this is learner {self._learner!r} of run {self._run_id!r}; learner"
-        f" {asked[1]!r} of run {asked[0]!r} was asked. Ask the syncer who it"
-        " is now.",
+        f" {fields.said_from_pb(request.donor_id)!r} of run"
+        f" {fields.said_from_pb(request.run_id)!r} was asked. Ask the syncer"
+        " who it is now.",
       )
 
 
@@ -199,15 +203,23 @@ class _Peer:
     self, request: pb.FetchStateRequest, context: grpc.ServicerContext
   ) -> Iterator[transfer.Part]:
     gone = threading.Event()
-    context.add_callback(gone.set)
-    context.add_callback(self._desk.wake)
+
+    def leave() -> None:
+      gone.set()
+      self._desk.wake()
+
+    if not context.add_callback(leave):
+      return  # It has gone already.
     try:
+      asker = fields.learner_from_pb(
+        "FetchStateRequest.learner_id", request.learner_id
+      )
       state = self._desk.ask(request, gone)
     except ServiceError as error:
       abort(context, error)
     with contextlib.ExitStack() as stack:
       stack.callback(self._desk.release)
-      _log.info("gives its state to learner %s", request.learner_id)
+      _log.info("gives its state to learner %s", asker)
       num_bytes = sum(x.nbytes for x in state.arrays.values())
       limit_s = _WAIT_S + num_bytes / transfer.SLOWEST_BYTES_PER_S
       limit = threading.Timer(limit_s, context.cancel)

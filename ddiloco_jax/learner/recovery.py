@@ -76,7 +76,7 @@ class Recovery:
     Nothing is asked, or told, in a run without a merge: all begin alike.
     """
     if self._desk:
-      self._desk.open(link.run.run_id)
+      self._desk.open(link.run.run_id, link.run.layout.num_fragments)
     welcome = link.welcome
     if self.own == "snapshot" and welcome.reconnect:
       told = events.Recovered(source=self.own, reason="it goes on from there")

@@ -13,6 +13,7 @@ from ddiloco_jax.protocol.state import Learner, State
 
 # Beyond it a float64 cannot hold a count exactly, and nobody trains so long.
 MAX_COUNT = 2**53
+MAX_SHOWN = 8  # Names in a text.
 
 
 def check(state: State, event: events.Event) -> None:
@@ -55,9 +56,11 @@ def _evicted(state: State, name: str) -> None:
       for m in state.learners.values()
       if m.nonce not in m.fenced_nonces
     )
+    shown = ", ".join(here[:MAX_SHOWN]) or "nobody, as none is here"
+    more = len(here) - MAX_SHOWN
     raise ValueError(
       f"learner {name!r} is to be evicted and has no process in this run: name "
-      f"one of {', '.join(here) or 'nobody, as none is here'}"
+      f"one of {shown}{f' and {more} more' if more > 0 else ''}"
     )
 
 

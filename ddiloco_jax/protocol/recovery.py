@@ -29,10 +29,11 @@ def donor_for(
   """
   if not any(fragment.version.n for fragment in state.fragments):
     return None
+  excluded = {learner, *but_not}
   donors = [
     m
     for m in state.learners.values()
-    if m.learner not in (learner, *but_not) and _is_healthy(m)
+    if m.learner not in excluded and _is_healthy(m)
   ]
   if not donors:
     return None

@@ -71,7 +71,7 @@ def _answer_stranger(turn: Turn, key: ReplyKey) -> None:
     key,
     Outcome.REFUSED,
     f"fenced: incarnation {key.incarnation} of {key.learner!r} is over or was "
-    f"never admitted (it is {newest}); join again",
+    f"never admitted (it is {newest}); join, unless this process was fenced",
   )
 
 

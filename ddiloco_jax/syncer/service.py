@@ -133,6 +133,7 @@ class Service:
   ) -> Iterator[transfer.Part]:
     with _faults(context):
       session = fields.session_from_pb("FetchStateRequest", request)
+      fields.check_length("FetchStateRequest.but_not", request.but_not)
       donor = self._synchronizer.donor_for(
         session, request.donor_id, request.but_not
       )
@@ -148,7 +149,8 @@ class Service:
     with _faults(context), self._watchers.one():
       interval_s = _interval_s(request)
       gone = threading.Event()
-      context.add_callback(gone.set)
+      if not context.add_callback(gone.set):
+        return  # It has gone already.
       while not gone.is_set():
         status = self._synchronizer.status()
         yield standing.status_to_pb(status)

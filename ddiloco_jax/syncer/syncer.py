@@ -251,15 +251,17 @@ class Syncer:
         "this syncer has no directory to put a snapshot into.",
       )
     with self._changed:
-      for effect in self._feed(events.SnapshotRequested()):
-        if isinstance(effect, events.SnapshotOver) and not effect.snapshot:
-          raise ServiceError("FAILED_PRECONDITION", f"{effect.reason}.")
-      cut = self._state.cut
-      assert cut, "a requested cut is under way"
-      self._changed.wait_for(
-        lambda: cut.snapshot in self._cuts or self._over.is_set()
-      )
-      over = self._cuts.get(cut.snapshot)
+      effects = self._feed(events.SnapshotRequested())
+      ended = (e for e in effects if isinstance(e, events.SnapshotOver))
+      over, cut = next(ended, None), self._state.cut
+      if over is None:
+        assert cut, "a requested cut is under way"
+        self._changed.wait_for(
+          lambda: cut.snapshot in self._cuts or self._over.is_set()
+        )
+        over = self._cuts.get(cut.snapshot)
+      elif not over.snapshot:
+        raise ServiceError("FAILED_PRECONDITION", f"{over.reason}.")
     reason = "the syncer has ended" if over is None else over.reason
     if reason or over is None:
       raise ServiceError("ABORTED", f"no snapshot was taken: {reason}.")
@@ -471,13 +473,19 @@ class Syncer:
         " session secret is not the one of its welcome. Join first, and send"
         " the secret of Welcome with every push and fetch.",
       )
-    newest = self._state.learners[session.learner].incarnation
-    if session.incarnation != newest:
+    newest = self._state.learners[session.learner]
+    over = f"incarnation {session.incarnation} of learner {session.learner!r} is over"
+    if session.incarnation != newest.incarnation:
       raise ServiceError(
         "ABORTED",
-        f"incarnation {session.incarnation} of learner {session.learner!r} is"
-        f" over: incarnation {newest} has joined since. This process must"
-        " exit.",
+        f"{over}: incarnation {newest.incarnation} has joined since. This"
+        " process must exit.",
+      )
+    if newest.gone:
+      raise ServiceError(
+        "ABORTED",
+        f"{over}: it said goodbye or was fenced. Its control stream says"
+        " which, and whether it may join again.",
       )
 
   def _check(self, event: events.Event) -> None:

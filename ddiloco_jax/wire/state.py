@@ -98,9 +98,15 @@ def receive(
 
 
 def clock_from_pb(
-  request: pb.FetchStateRequest,
+  request: pb.FetchStateRequest, num_fragments: int
 ) -> tuple[events.Version, ...]:
   """Raises ServiceError, INVALID_ARGUMENT, for what is malformed."""
+  if len(request.clock) != num_fragments:
+    raise fields.invalid(
+      "FetchStateRequest.clock",
+      f"a list of {len(request.clock)}; it has one version for each of the"
+      f" run's {num_fragments} fragments, as in Welcome",
+    )
   return tuple(
     fields.read_version("FetchStateRequest.clock", version)
     for version in request.clock

@@ -19,6 +19,9 @@ CODES = {
   "UNAVAILABLE": "not reached, shutting down or restoring: retry",
   "INTERNAL": "a fault of the syncer's own: see its log",
 }
+# Of an error's text: it goes in a header, percent-encoded, and a client takes
+# 8 KiB of headers.
+_MAX_BYTES = 2048
 _PUSHBACK = "grpc-retry-pushback-ms"  # gRPC's own name for it.
 _TO_GRPC = {name: grpc.StatusCode[name] for name in CODES}
 _FROM_GRPC = {code: name for name, code in _TO_GRPC.items()} | {
@@ -64,12 +67,15 @@ def to_grpc(code: str) -> grpc.StatusCode:
 
 
 def abort(context: grpc.ServicerContext, error: ServiceError) -> NoReturn:
-  """Ends a call with an error."""
+  """Ends a call with an error; a text that no client would take is cut."""
   if error.retry_after_s is not None:
     context.set_trailing_metadata(
       ((_PUSHBACK, str(round(1000 * error.retry_after_s))),)
     )
-  context.abort(_TO_GRPC[error.code], error.text)
+  text = error.text.encode(errors="replace")[:_MAX_BYTES].decode(
+    errors="ignore"
+  )
+  context.abort(_TO_GRPC[error.code], text)
 
 
 def from_grpc(error: grpc.RpcError, address: str) -> ServiceError:

@@ -7,7 +7,10 @@ import pytest
 
 from ddiloco_jax.cli import admin
 from ddiloco_jax.launch import exits
+from ddiloco_jax.learner.client import Client
 from ddiloco_jax.protocol import check, events
+from ddiloco_jax.wire import port
+from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError
 from tests.protocol.by_hand import ONE, Hand
 from tests.support.over_grpc import (
@@ -102,6 +105,50 @@ def test_an_evicted_process_does_not_join_again():
   assert reject.code == "ABORTED"
   assert hand.state.counters["evicted"] == 1
   assert [type(e) for e in hand.join("ada", nonce="other")] == [events.Welcome]
+
+
+def test_an_evicted_process_gets_nothing_more(tmp_path):
+  with served_run(settings(quorum=1), tmp_path / "run") as run:
+    ada = LoopLearner(run.address, "ada", paced(0.02), state_address="")
+    with learners(ada):
+      wait_for(lambda: sum(f.version.n for f in run.status().fragments) >= 2)
+      bob = Client(run.address)
+      control = bob.join(
+        port.Hello(
+          learner="bob", nonce="n", layout_digest=bob.get_run().layout.digest()
+        )
+      )
+      _, welcome = next(iter(control.notices()))
+      session = welcome.session
+      request = pb.FetchStateRequest(
+        learner_id="bob",
+        incarnation=session.incarnation,
+        session_secret=session.secret,
+        run_id=welcome.run_id,
+        donor_id="ada",
+        clock=[pb.Version(epoch=1)] * 2,
+      )
+      bob.fetch(session, 0, 0, False)
+      assert list(bob.open_state(request, ""))
+
+      run.syncer.evict("bob", "it lies")
+
+      with pytest.raises(ServiceError, match="it said goodbye or was fenced"):
+        bob.fetch(session, 0, 0, False)
+      with pytest.raises(ServiceError, match="it said goodbye or was fenced"):
+        list(bob.open_state(request, ""))
+      bob.close()
+
+
+def test_the_many_that_could_be_evicted_are_not_all_named():
+  hand = Hand(dataclasses.replace(ONE, max_learners=300, num_shards=300))
+  for k in range(300):
+    hand.join(f"learner-{k:03}" + "x" * 50)
+
+  with pytest.raises(ValueError, match="and 292 more") as caught:
+    check.check(hand.state, events.EvictRequested(learner="b", reason=""))
+
+  assert len(str(caught.value)) < 1000
 
 
 def test_no_evicted_process_is_forgotten_for_those_after_it():

@@ -1,12 +1,17 @@
 """A process that joins a run under way takes a peer's inner state, or says why not."""
 
+import contextlib
+import logging
 import threading
 
+import grpc
 import numpy as np
 import pytest
 
 from ddiloco_jax.learner import peer
 from ddiloco_jax.protocol import events, tape
+from ddiloco_jax.wire import methods
+from ddiloco_jax.wire.options import WireConfig
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError
 from tests.support.over_grpc import (
@@ -281,7 +286,7 @@ def test_a_donor_that_dies_in_the_transfer_leaves_no_trace(tmp_path):
 
 def test_a_donor_serves_one_at_a_time_and_is_free_again():
   desk = peer.Desk("donor")
-  desk.open("run-1")
+  desk.open("run-1", 0)
   request = pb.FetchStateRequest(
     learner_id="x", run_id="run-1", donor_id="donor"
   )
@@ -319,7 +324,7 @@ def test_a_donor_serves_one_at_a_time_and_is_free_again():
 
 def test_a_copy_is_made_at_a_boundary_that_has_the_clock():
   desk = peer.Desk("donor")
-  desk.open("run-1")
+  desk.open("run-1", 2)
   request = pb.FetchStateRequest(
     run_id="run-1",
     donor_id="donor",
@@ -483,3 +488,61 @@ def test_a_jax_learner_goes_on_with_the_bits_of_another(tmp_path):
   # Its moments are warm: no re-warm-up holds its rate down.
   age = int(given["inner/moments_age"])
   assert int(both[1].state.moments_age) >= age + 10
+
+
+@contextlib.contextmanager
+def desk_on_a_port():
+  """A desk of two fragments to which no loop comes, and a call to it."""
+  desk = peer.Desk("donor")
+  desk.open("run-1", 2)
+  server = peer.PeerServer("127.0.0.1:0", desk, WireConfig())
+  try:
+    with grpc.insecure_channel(server.address) as channel:
+      yield desk, methods.make_call(channel, "FetchState", methods.PEER)
+  finally:
+    server.close()
+
+
+def state_request(**fields):
+  clock = [pb.Version(epoch=1, n=1)] * 2
+  asked = dict(learner_id="x", run_id="run-1", donor_id="donor", clock=clock)
+  return pb.FetchStateRequest(**{**asked, **fields})
+
+
+class Gone:
+  """The context of a call that was over before its handler began."""
+
+  def add_callback(self, callback):
+    return False
+
+
+def test_a_call_that_was_over_at_once_leaves_the_desk_free():
+  desk = peer.Desk("donor")
+  desk.open("run-1", 2)
+
+  parts = peer._Peer(desk, WireConfig()).FetchState(state_request(), Gone())
+
+  assert not list(parts)
+  assert not desk._is_taken
+
+
+@pytest.mark.parametrize(
+  ("fields", "code", "said"),
+  [
+    ({"run_id": "r" * 100_000}, "FAILED_PRECONDITION", "was asked"),
+    ({"donor_id": "\x1b[2J" * 9_000}, "FAILED_PRECONDITION", "was asked"),
+    ({"learner_id": "x\nforged " * 999}, "INVALID_ARGUMENT", "learner_id"),
+    ({"clock": []}, "INVALID_ARGUMENT", "a list of 0"),
+    ({"clock": [pb.Version()] * 70_000}, "INVALID_ARGUMENT", "2 fragments"),
+  ],
+)
+def test_a_donor_refuses_what_is_malformed_by_name(fields, code, said, caplog):
+  caplog.set_level(logging.INFO)
+  with desk_on_a_port() as (desk, call):
+    with pytest.raises(grpc.RpcError) as caught:
+      list(call(state_request(**fields), timeout=20.0))
+
+    assert caught.value.code() == grpc.StatusCode[code]
+    assert said in caught.value.details()
+    assert not desk._is_taken
+  assert "gives its state" not in caplog.text

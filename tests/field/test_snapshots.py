@@ -9,7 +9,9 @@ import numpy as np
 from ddiloco_jax.algorithm import fragments
 from ddiloco_jax.cli import admin
 from ddiloco_jax.launch import exits
+from ddiloco_jax.learner.client import Client
 from ddiloco_jax.training.checkpoint import Checkpoints
+from ddiloco_jax.wire import port
 from tests.support.over_grpc import (
   LoopLearner,
   learners,
@@ -77,3 +79,23 @@ def test_the_syncers_part_has_the_bytes_of_its_clock(tmp_path: pathlib.Path):
   versions = [tuple(f[0]) for f in state["fragments"]]
   assert versions == [tuple(v) for v in over.clock]
   assert all(np.isfinite(x).all() for x in params.values())
+
+
+def test_who_asks_in_the_moment_in_which_a_cut_ends_has_it(tmp_path):
+  with served_run(settings(lease_s=2.0), tmp_path) as run:
+    mute = Client(run.address)
+    digest = mute.get_run().layout.digest()
+    hello = port.Hello(learner="mute", nonce="n", layout_digest=digest)
+    next(iter(mute.join(hello).notices()))
+    syncer = run.syncer
+    syncer.request_snapshot()
+    wait_for(lambda: syncer.state.cut.path)
+    with syncer._lock:  # So that its timer does not come first.
+      until = syncer.state.cut.until
+      wait_for(lambda: syncer._now() >= until)
+
+      over = syncer.take_snapshot()
+
+    mute.close()
+  assert over.snapshot == 1
+  assert over.skipped[0].startswith("mute: ")

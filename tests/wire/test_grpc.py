@@ -26,6 +26,7 @@ from ddiloco_jax.protocol import status as protocol_status
 from ddiloco_jax.protocol.rules import Rules
 from ddiloco_jax.syncer.errors import InUse
 from ddiloco_jax.syncer.server import Server
+from ddiloco_jax.syncer.service import Service
 from ddiloco_jax.wire import codec, headers, options, port, transfer
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError
@@ -352,6 +353,23 @@ def test_a_wrong_secret_is_refused_with_its_code():
   assert caught.value.code == "UNAUTHENTICATED"
 
 
+def test_an_error_of_a_long_text_arrives_as_what_it_is():
+  store = Store(make_run())
+  store.get_run = lambda: refuse("\u2620" * 100_000)
+
+  def refuse(text):
+    raise ServiceError("FAILED_PRECONDITION", text)
+
+  with (
+    serving(store) as (_, client),
+    pytest.raises(ServiceError) as caught,
+  ):
+    client.get_run()
+
+  assert caught.value.code == "FAILED_PRECONDITION"
+  assert set(caught.value.text) == {"\u2620"}
+
+
 def test_a_fault_of_the_syncer_ends_the_stream_and_is_not_swallowed():
   store = Store(make_run())
 
@@ -445,6 +463,17 @@ def test_a_watch_ends_with_the_run():
   assert phases[:2] == ["training", "training"]
   assert phases[-1] == "finished"
   assert phases.count("finished") == 1
+
+
+def test_a_watch_that_was_over_at_once_holds_no_thread():
+  class Gone:
+    def add_callback(self, callback):
+      return False
+
+  cfg = options.WireConfig()
+  service = Service(Store(make_run()), cfg, None, None)
+
+  assert not list(service.WatchStatus(pb.WatchStatusRequest(), Gone()))
 
 
 def test_an_idle_learner_is_not_thrown_off_for_its_pings():
