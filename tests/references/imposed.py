@@ -70,16 +70,32 @@ class Walker:
     adoptions: Boundary -> list of (fragment, n), in order.
     copies: Set of (boundary, fragment) whose delta is wanted.
     batch_of: Own step -> batch.
+    given: Boundaries at which others took its moments.
+    donor: (walker, boundary) whose moments it began with; None: fresh ones.
   """
 
-  def __init__(self, params, step, init, adoptions, copies, batch_of):
-    self.params, self.moments = dict(params), init(params)
-    self._step = step
+  def __init__(
+    self, params, step, init, adoptions, copies, batch_of, given, donor=None
+  ):
+    self.params, self.moments, self._age = dict(params), init(params), 0
+    self._step, self._given, self._donor = step, given, donor
     self._adoptions, self._copies, self._batch_of = adoptions, copies, batch_of
-    self._bases, self._deltas, self.boundary = {}, {}, 0
+    self._bases, self._deltas, self._inner, self.boundary = {}, {}, {}, 0
 
   def delta(self, boundary, fragment, versions, paths):
     """base - theta of a fragment at a boundary, before it adopts there."""
+    self._walk(boundary, versions, paths)
+    return self._deltas[boundary, fragment]
+
+  def inner(self, boundary, versions, paths):
+    """(moments, their age) at a boundary."""
+    self._walk(boundary, versions, paths)
+    return self._inner[boundary]
+
+  def _walk(self, boundary, versions, paths):
+    if self._donor:
+      (walker, at), self._donor = self._donor, None
+      self.moments, self._age = walker.inner(at, versions, paths)
     while self.boundary < boundary:
       self._adopt(versions)
       self.params, self.moments = self._step(
@@ -87,15 +103,17 @@ class Walker:
         self.moments,
         self._batch_of(self.boundary),
         self.boundary,
-        self.boundary,
+        self._age,
       )
       self.boundary += 1
+      self._age += 1
+      if self.boundary in self._given:
+        self._inner[self.boundary] = self.moments, self._age
       for p in [p for b, p in self._copies if b == self.boundary]:
         self._deltas[self.boundary, p] = {
           path: np.asarray(self._bases[p][path] - self.params[path])
           for path in paths[p]
         }
-    return self._deltas[boundary, fragment]
 
   def _adopt(self, versions):
     for p, n in self._adoptions.get(self.boundary, ()):

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import re
 from typing import NamedTuple
 
 from ddiloco_jax.protocol import events, tape
@@ -20,18 +21,21 @@ class Receipts:
     adoptions: Process -> boundary -> [(fragment, n)], in order.
     copies: Process -> {(boundary, fragment)}.
     positions: Process -> events.Position of its first batch.
+    donors: Process -> (process, its step) whose moments it began with.
     merges: [(fragment, n, [(process, boundary, weight)])], in order.
   """
 
   adoptions: dict
   copies: dict
   positions: dict
+  donors: dict
   merges: list
 
 
 def read(path) -> Receipts:
   adoptions = collections.defaultdict(lambda: collections.defaultdict(list))
-  adopted, replies, positions, merges = {}, {}, {}, []
+  adopted, replies, positions, donors, merges = {}, {}, {}, {}, []
+  newest = {}
   lines = list(tape.Reader(path).lines())
   for line in lines:
     assert not line.fault, line.fault
@@ -49,10 +53,15 @@ def read(path) -> Receipts:
         event.attempt,
       )
       replies[key] = event
+    elif isinstance(event, events.Recovered) and event.donor:
+      who = Process(event.learner, event.incarnation)
+      step = int(re.findall(r"at its step (\d+)", event.reason)[-1])
+      donors[who] = newest[event.donor], step
     for effect in line.effects:
       if isinstance(effect, events.Welcome):
         who = Process(effect.learner, effect.incarnation)
         positions[who] = effect.positions[0]
+        newest[effect.learner] = who
       elif isinstance(effect, events.Merge):
         merges.append(effect)
   copies = collections.defaultdict(set)
@@ -66,4 +75,4 @@ def read(path) -> Receipts:
       copies[who].add((boundary, merge.fragment))
       inputs.append((who, boundary, item.weight))
     plan.append((merge.fragment, merge.version.n, inputs))
-  return Receipts(adoptions, copies, positions, plan)
+  return Receipts(adoptions, copies, positions, donors, plan)
