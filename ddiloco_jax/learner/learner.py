@@ -218,7 +218,7 @@ class Learner:
     port = self._port
     port.start_over(reason)
     while not ((reading := port.reading()) and reading.anew):
-      if self._should_stop():
+      if port.ending() or self._should_stop():
         return
       port.wait(_WAIT_S)
     self._shards.change(reading.positions)

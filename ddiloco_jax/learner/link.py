@@ -87,7 +87,7 @@ class Link:
     A process that resumes has them, and fetches what is newer.
 
     Raises:
-      Stopped: it was told to stop before that.
+      Stopped: it was told to stop before that, or the run has finished.
       Exception: what ended the link.
     """
     run, shared, patience = self.run, self._shared, self._patience
@@ -104,6 +104,11 @@ class Link:
         shared.changed.wait(_LOOK_S)
         self._raise()
         self._check_stop()
+        if shared.finished:
+          raise Stopped(
+            f"learner {self._learner} had not fetched every fragment when the"
+            f" run finished: {shared.finished.reason}"
+          )
       return self.welcome
 
   def reading(self) -> port.Reading | None:
@@ -187,7 +192,11 @@ class Link:
       shared.say(done)
 
   def ending(self) -> str | None:
-    return self._shared.ending
+    shared = self._shared
+    self._raise()
+    if shared.finished:
+      return shared.finished.reason
+    return shared.ending
 
   def finished(self) -> port.FinishedNotice | None:
     return self._shared.finished

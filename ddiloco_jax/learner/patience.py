@@ -19,7 +19,7 @@ class SyncerLost(Exception):
 
 
 class Stopped(Exception):
-  """This process was told to stop before it had every fragment."""
+  """This process, or the run, had to stop before it had every fragment."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -243,17 +243,18 @@ class _Transfer(threading.Thread):
     """
     self._moved_at = time.monotonic()
     self.start()
-    why = ""
-    while self.is_alive() and not why:
-      self.join(_LOOK_S)
-      if is_unwanted():
-        why = "this learner is told to stop"
-      elif time.monotonic() - self._moved_at > patience_s:
-        why = f"no byte came for {patience_s:g} s"
-    if self.is_alive():
-      if self._call:
+    try:
+      while self.is_alive():
+        self.join(_LOOK_S)
+        if is_unwanted():
+          raise ServiceError("UNAVAILABLE", "this learner is told to stop")
+        if time.monotonic() - self._moved_at > patience_s:
+          raise ServiceError(
+            "UNAVAILABLE", f"no byte came for {patience_s:g} s"
+          )
+    finally:
+      if self.is_alive() and self._call:
         self._call.cancel()
-      raise ServiceError("UNAVAILABLE", why)
     if self._error:
       raise self._error
     assert self._state

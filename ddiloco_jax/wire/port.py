@@ -393,7 +393,11 @@ class Port(Protocol):
     """Answers the marker."""
 
   def ending(self) -> str | None:
-    """Why the run ends, once it does: stop stepping."""
+    """Why the run ends, once it does: stop stepping, and whatever else waits.
+
+    Raises:
+      Exception: whatever ended the link's threads for good.
+    """
     ...
 
   def finished(self) -> FinishedNotice | None:

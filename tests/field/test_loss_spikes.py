@@ -91,6 +91,30 @@ def test_a_loss_spike_costs_what_was_not_merged_and_no_more(tmp_path, to):
     assert account.reported[1] == account.merged[1] + booked
 
 
+def test_a_learner_that_starts_over_as_the_run_finishes_ends_with_it(tmp_path):
+  with served_run(settings(quorum=1), tmp_path) as run:
+    bob = LoopLearner(run.address, "bob", Diverging(-1, 0))
+    ada = LoopLearner(
+      run.address,
+      "ada",
+      Diverging(60, math.nan),
+      cfg=LearnerConfig(loss_spike_factor=3.0),
+      recover_s=0.0,
+    )
+    start_over = ada.link.start_over
+
+    def start_over_late(reason):
+      run.syncer.request_stop("maintenance")
+      wait_for(lambda: ada.link.finished())
+      start_over(reason)
+
+    ada.link.start_over = start_over_late
+    with learners(bob, ada):
+      run.wait()
+
+      assert "maintenance" in ada.end()
+
+
 def test_a_course_is_left_by_several_losses_or_one_that_is_none():
   spikes = Spikes(2.0)
   for _ in range(NUM_BEFORE):

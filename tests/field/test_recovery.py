@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ddiloco_jax.learner import peer
+from ddiloco_jax.learner.patience import Stopped
 from ddiloco_jax.protocol import events, tape
 from ddiloco_jax.wire import methods
 from ddiloco_jax.wire.options import WireConfig
@@ -214,6 +215,57 @@ def test_a_donor_that_never_has_the_clock_holds_nobody_up(tmp_path):
     assert told.source == "checkpoint"
     assert "no byte came" in told.reason
     assert not joiner.trainer.got
+
+
+@pytest.mark.parametrize("told", ["evict", "drain"])
+def test_a_learner_that_recovers_while_it_has_to_end_ends(tmp_path, told):
+  with served_run(settings(quorum=1), tmp_path) as run:
+    donor = donor_and(run)
+    donor.recovery.give = lambda *args: None  # It comes to no such boundary.
+    joiner = LoopLearner(run.address, "joiner", momentum(), recover_s=300.0)
+    with learners(donor):
+      wait_for(lambda: min(versions(run)) >= 1)
+      with learners(joiner):
+        wait_for(lambda: donor.desk._is_taken)
+
+        if told == "evict":
+          run.syncer.evict("joiner", "it is slow")
+          with pytest.raises(ServiceError, match="it is slow"):
+            joiner.end()
+        else:
+          run.syncer.request_stop("maintenance")
+          assert "maintenance" in joiner.end()
+
+        wait_for(lambda: not donor.desk._is_taken)
+
+
+class Slow:
+  """A client whose fetches take their time."""
+
+  def __init__(self, client):
+    self._client = client
+
+  def __getattr__(self, name):
+    return getattr(self._client, name)
+
+  def fetch(self, *args):
+    threading.Event().wait(3.0)
+    return self._client.fetch(*args)
+
+
+def test_a_run_that_finishes_before_a_learner_has_every_fragment_ends_it(
+  tmp_path,
+):
+  cfg = settings(quorum=1, flush_s=0.5, acknowledge_s=0.5)
+  with served_run(cfg, tmp_path) as run:
+    ada = LoopLearner(run.address, "ada", momentum())
+    late = LoopLearner(run.address, "late", momentum(), wrap=Slow)
+    with learners(ada, late):
+      wait_for(lambda: late.link._shared.welcome and min(versions(run)) >= 1)
+      run.syncer.request_stop("maintenance")
+
+      with pytest.raises(Stopped, match="maintenance"):
+        late.end()
 
 
 class Breaking:
