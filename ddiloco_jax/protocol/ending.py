@@ -15,11 +15,9 @@ EXIT_QUORUM_TIMEOUT = 4
 
 
 def stop_requested(turn: Turn, event: events.StopRequested) -> None:
-  """Ends the run in order; asked again, each phase is cut short."""
+  """Ends the run in order, unless it ends already."""
   if turn.end is None:
     start(turn, "stop_requested", event.reason, EXIT_OK)
-  else:
-    turn.end = dataclasses.replace(turn.end, until=turn.now)
 
 
 def check(turn: Turn) -> None:

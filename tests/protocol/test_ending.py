@@ -167,6 +167,25 @@ def test_a_request_to_stop_flushes_and_exits_well():
   assert run.now < 21
 
 
+def test_who_asks_again_for_the_end_does_not_cut_it_short():
+  hand = Hand(FOUR)
+  hand.join("L0")
+  hand.cycle(["L0"])
+  hand.report("L0", 3)
+  for _ in range(3):
+    hand.tell(events.StopRequested(reason="SIGTERM"))
+  flushed = hand.counts["L0"][0]
+  hand.reply("L0")
+  hand.merged()
+  for _ in range(3):
+    hand.tell(events.StopRequested(reason="SIGTERM"))
+  assert not hand.of(events.Finished)
+  hand.apply("L0", exact=True)
+
+  assert only(hand.of(events.Finished), events.Finished).missing == ()
+  assert hand.totals("L0").merged == flushed
+
+
 def test_a_stop_before_anybody_joined_finishes_at_once():
   hand = Hand()
 

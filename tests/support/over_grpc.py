@@ -115,7 +115,6 @@ def served_run(
     finally:
       if run._finished is None and run._error is None:
         run.syncer.request_stop("the test is over")
-        run.syncer.request_stop("the test is over")
         run._thread.join(20.0)
 
 
