@@ -17,6 +17,7 @@ class Exchange:
     resumes: Nonce of the process whose part of a snapshot this one goes on
       from; "" if it does not.
     welcome, control, stamp: Of the newest control stream.
+    reads: The shards that the loop reads.
     reading: Which data to read, where that has changed and the loop has not
       taken it yet.
     applied: Per fragment, the loop's last adoption.
@@ -43,6 +44,7 @@ class Exchange:
     self.welcome: port.Welcomed | None = None
     self.control: port.Control | None = None
     self.stamp = port.Stamp()
+    self.reads: tuple[int, ...] = ()
     self.reading: port.Reading | None = None
     self.applied: dict[int, events.Applied] = {}
     self.reported: events.Reported | None = None

@@ -106,6 +106,8 @@ class Learner:
     self._metrics: Mapping[str, float] = {}
     self._spikes = Spikes(cfg.loss_spike_factor)
     self._exhausted = False
+    self._waiting = False
+    self._changed = False  # What it reads, since its last report.
     self._should_stop: Callable[[], bool] = lambda: False
 
   def train(self, should_stop: Callable[[], bool] = lambda: False) -> str:
@@ -192,11 +194,15 @@ class Learner:
         self._report(step)
     elif reading is not None:
       self._shards.change(reading.positions)
+      self._changed = True
     self._held |= {p.fragment: p for p in self._port.published()}
     self._mark(step)  # What was published after a marker is no part of its cut.
     for p in [p for p in self._held if self._may_adopt(p, step)]:
       self._adopt(self._held.pop(p), step)
     self._mark(step)
+    if self._changed:  # Whoever waits for a shard does so until it is told.
+      self._changed = False
+      self._report(step)
     if self._recovery:
       clock = [self._anchors[p].version for p in range(len(self._paths))]
       self._recovery.give(step, clock, self._trainer)
@@ -357,10 +363,10 @@ class Learner:
       base_version=anchor.version,
       counts=anchor.counts,
       lr_sum=anchor.lr_sum,
-      positions=self._shards.positions(),
+      positions=self._shards.covered(),
     )
 
-  def _report(self, step: int, *, waiting: bool = False) -> None:
+  def _report(self, step: int) -> None:
     self._port.report(
       events.Reported(
         step=step,
@@ -368,7 +374,7 @@ class Learner:
         positions=self._shards.positions(),
         returned=self._shards.returned(),
         boundaries=tuple(sorted(self._boundaries.items())),
-        waiting=waiting,
+        waiting=self._waiting,
         exhausted=self._exhausted,
         metrics=tuple(sorted(self._metrics.items())),
       )
@@ -411,10 +417,12 @@ class Learner:
   def _block(self, condition: Callable[[], bool], step: int) -> None:
     if not condition():
       return
-    self._report(step, waiting=True)
+    self._waiting = True
+    self._report(step)
     while condition() and not (self._port.ending() or self._should_stop()):
       self._port.wait(_WAIT_S)
       self._adopt_published(step)
+    self._waiting = False
 
   # --- the end -------------------------------------------------------------------
 

@@ -75,6 +75,7 @@ class Link:
   ) -> None:
     shared = self._shared
     shared.resumes, shared.reported = nonce, report
+    shared.reads = tuple(shard for shard, _ in report.positions)
     for p, base in enumerate(bases):
       shared.newest[p] = base
       shared.applied[p] = events.Applied(
@@ -115,6 +116,8 @@ class Link:
     shared = self._shared
     with shared.changed:
       reading, shared.reading = shared.reading, None
+      if reading is not None:
+        shared.reads = tuple(shard for shard, _ in reading.positions)
     return reading
 
   def published(self) -> Sequence[port.Publication]:

@@ -81,6 +81,10 @@ class Shards:
     reads = self._next | self._used_up
     return tuple(Position(s, b) for s, b in sorted(reads.items()))
 
+  def covered(self) -> tuple[Position, ...]:
+    """Per shard that was read since `begin`, the next batch of it."""
+    return tuple(sorted((*self.positions(), *self.returned())))
+
   def returned(self) -> tuple[Position, ...]:
     """Per shard that was given up since `begin`, the next batch of it."""
     return tuple(Position(s, b) for s, b in sorted(self._returned.items()))

@@ -100,6 +100,8 @@ class Stream:
       state_address=self._cfg.state_address,
       takes_shards=True,
       resumes=shared.resumes,
+      reads=shared.reads,
+      returned=shared.reported.returned if shared.reported else (),
     )
     control = self._sync.join(hello)
     stamp, welcome = next(control.notices())
@@ -119,7 +121,9 @@ class Stream:
         shared.marker = None  # Its cut ended with the epoch.
         shared.ending = None  # If the run still ends, it is said again.
         shared.tell_loop()
-      if (before or shared.resumes) and not welcome.reconnect:
+      if not (before or shared.resumes):
+        shared.reads = tuple(shard for shard, _ in welcome.positions)
+      elif not welcome.reconnect:
         self._begin_anew(welcome)
       self._ask_for_news(welcome)
       self._say_again(bases)
@@ -137,6 +141,7 @@ class Stream:
     shared = self._shared
     shared.copies, shared.earlier, shared.reported = {}, {}, None
     shared.reading = port.Reading(positions=welcome.positions, anew=True)
+    shared.reads = tuple(shard for shard, _ in welcome.positions)
     shared.tell_loop()
 
   def _ask_for_news(self, welcome: port.Welcomed) -> None:

@@ -76,6 +76,8 @@ def _joined(state: State, event: events.Joined) -> None:
       f"hello of {event.learner!r} has {len(event.bases)} bases for {num} "
       "fragments: send one per fragment, or none"
     )
+  for rows in (event.returned, [(shard, 0) for shard in event.reads]):
+    _once(rows, "data shard", f"hello of {event.learner!r}")
   for p, base in enumerate(event.bases):
     if base.n < 0 or base.epoch < 0 or base.epoch > state.epoch:
       raise ValueError(

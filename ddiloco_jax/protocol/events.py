@@ -83,6 +83,8 @@ class Joined(Event):
     state_address: Where it serves its state to peers; "" if it does not.
     takes_shards: It obeys `Shards`; others are never lent one.
     resumes: Nonce of the process whose part of a snapshot it goes on from.
+    reads: The data shards that a process reads that reconnects.
+    returned: Those that it has given up; see `Reported`.
   """
 
   learner: str
@@ -93,6 +95,8 @@ class Joined(Event):
   state_address: str = ""
   takes_shards: bool = False
   resumes: str = ""
+  reads: tuple[int, ...] = ()
+  returned: tuple[Position, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ def join(turn: Turn, event: events.Joined) -> None:
     _reject(turn, event, *refusal)
     return
   old = turn.learners.get(event.learner)
-  if old is not None and _is_same(old, event) and not old.gone:
+  if old is not None and _is_same(turn, old, event) and not old.gone:
     _reconnect(turn, event, old)
     return
   claimed = shards.claim(turn, event.learner)
@@ -53,7 +53,7 @@ def _reject(turn: Turn, event: events.Joined, code: str, reason: str) -> None:
 
 def _refusal(turn: Turn, event: events.Joined) -> tuple[str, str] | None:
   old = turn.learners.get(event.learner)
-  same = old is not None and _is_same(old, event) and not old.gone
+  same = old is not None and _is_same(turn, old, event) and not old.gone
   if turn.end is not None and not same:
     word = "has finished" if turn.end.finished else "is ending"
     return "FAILED_PRECONDITION", (
@@ -234,12 +234,15 @@ def _restate_bases(
       )
 
 
-def _is_same(old: Learner, event: events.Joined) -> bool:
+def _is_same(turn: Turn, old: Learner, event: events.Joined) -> bool:
   """Whether a process goes on as the one that is known.
 
   With its part of a snapshot only once: the next one that has it would train
-  on the same data a second time.
+  on the same data a second time. Nor where a restart has lost what was lent to
+  it or given back: others train on that, too.
   """
+  if not shards.knows(turn, old, event):
+    return False
   if old.nonce == event.nonce:
     return True
   return old.nonce == event.resumes and old.nonce not in old.fenced_nonces

@@ -69,6 +69,17 @@ def take(turn: Turn, name: str, claimed: Claim) -> None:
       turn.put(turn.learners[other.learner]._replace(shards=kept))
 
 
+def knows(turn: Turn, reader: Learner, event: events.Joined) -> bool:
+  """Whether a process reads, and has given back, what it is known to."""
+  called_back = {called.shard for called in reader.called_back}
+  return set(event.reads) <= set(reader.reads) and all(
+    shard in called_back
+    if shard in reader.reads
+    else batch <= turn.accepted.get(shard, 0)
+    for shard, batch in event.returned
+  )
+
+
 def positions(turn: Turn, learner: Learner) -> tuple[Position, ...]:
   """What a process is to read, and from where."""
   given_up = {called.shard for called in learner.called_back}
@@ -102,7 +113,7 @@ def call_back(turn: Turn, shard: int) -> None:
       called_back=(*reader.called_back, CalledBack(shard, turn.now))
     )
   )
-  membership.wake_scan(turn, turn.now + turn.rules.shard_lease_s)
+  membership.wake_scan(turn, turn.now + _give_back_s(turn))
   owner = _owner(turn, shard)
   if owner is not None:  # It is not lent to the next one meanwhile.
     turn.put(owner._replace(lend_at=turn.now + turn.rules.shard_lease_s))
@@ -141,9 +152,11 @@ def _given_back(turn: Turn, reader: Learner, shard: int, batch: int) -> None:
 
 def scan(turn: Turn) -> None:
   """Lends the shards of learners that are away for long, one by one."""
+  if turn.end is not None:
+    return
   for reader in tuple(turn.learners.values()):
     for shard, since in reader.called_back:
-      at = since + turn.rules.shard_lease_s
+      at = since + _give_back_s(turn)
       if at > turn.now:
         membership.wake_scan(turn, at)
       elif not turn.learners[reader.learner].gone:
@@ -153,7 +166,7 @@ def scan(turn: Turn) -> None:
           f"it did not give data shard {shard} back for "
           f"{turn.now - since:.0f} s",
         )
-  if turn.rules.shard_lease_s <= 0 or turn.end is not None:
+  if turn.rules.shard_lease_s <= 0:
     return
   owned = [(s, m.learner) for m in turn.learners.values() for s in m.shards]
   for shard, name in owned:
@@ -161,6 +174,11 @@ def scan(turn: Turn) -> None:
       _give_to_owner(turn, shard)
     elif _may_lend(turn, shard, turn.learners[name]):
       _lend(turn, shard)
+
+
+def _give_back_s(turn: Turn) -> float:
+  """How long a reader may take, also where a restart ended the lending."""
+  return max(turn.rules.shard_lease_s, turn.rules.lease_s)
 
 
 def _give_to_owner(turn: Turn, shard: int) -> None:

@@ -99,6 +99,8 @@ class Syncer:
       state_address=hello.state_address,
       takes_shards=hello.takes_shards,
       resumes=hello.resumes,
+      reads=hello.reads,
+      returned=hello.returned,
     )
     self._check(event)
     for effect in self._feed(event, control):

@@ -174,11 +174,14 @@ def _hello_to_pb(hello: port.Hello) -> pb.Hello:
     state_address=hello.state_address,
     takes_shards=hello.takes_shards,
     resumes=hello.resumes,
+    reads=hello.reads,
+    returned=[fields.position_to_pb(x) for x in hello.returned],
   )
 
 
 def _hello_from_pb(hello: pb.Hello) -> port.Hello:
   fields.check_length("Hello.bases", hello.bases)
+  fields.check_length("Hello.reads", hello.reads)
   return port.Hello(
     protocol_version=hello.protocol_version,
     learner=fields.learner_from_pb("Hello.learner_id", hello.learner_id),
@@ -195,6 +198,8 @@ def _hello_from_pb(hello: pb.Hello) -> port.Hello:
     ),
     takes_shards=hello.takes_shards,
     resumes=hello.resumes[: fields.MAX_TEXT],
+    reads=tuple(fields.natural("Hello.reads", s) for s in hello.reads),
+    returned=fields.positions_from_pb("Hello.returned", hello.returned),
   )
 
 

@@ -169,6 +169,8 @@ class Hello:
   state_address: str = ""
   takes_shards: bool = False
   resumes: str = ""
+  reads: tuple[int, ...] = ()
+  returned: tuple[events.Position, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,6 +100,8 @@ class Process:
       max_replies=self.max_replies,
       state_address=f"{self.name}:1" if self.takes_shards else "",
       takes_shards=self.takes_shards,
+      reads=self._reads() if known else (),
+      returned=self._returned() if known else (),
     )
 
   def welcomed(
@@ -344,7 +346,8 @@ class Process:
     for p in due:
       base, counts = self.bases[p], self.counts[p]
       if base is not None and counts.steps:
-        self.copies[p] = base, counts, tuple(sorted(self.positions))
+        covered = tuple(sorted((*self.positions, *self._returned())))
+        self.copies[p] = base, counts, covered
 
   def _offer_last(self) -> None:
     if not self.said_end:
@@ -352,12 +355,18 @@ class Process:
       self.copies = {}
       self._offer(range(len(self.bases)))
 
+  def _reads(self) -> tuple[int, ...]:
+    return tuple(sorted(shard for shard, _ in self.positions))
+
+  def _returned(self) -> tuple[Position, ...]:
+    return tuple(Position(*i) for i in sorted(self.returned.items()))
+
   def _report(self) -> None:
     self.reported = events.Reported(
       step=self.step,
       counts=tuple(self.counts),
       positions=tuple(sorted(self.positions)),
-      returned=tuple(Position(*i) for i in sorted(self.returned.items())),
+      returned=self._returned(),
       boundaries=tuple(sorted(self.boundaries.items())),
       waiting=self.waiting,
       exhausted=self.exhausted,

@@ -146,7 +146,7 @@ class LearnerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., marker_done: _Optional[_Union[MarkerDone, _Mapping]] = ..., recovered: _Optional[_Union[Recovered, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "learner_id", "nonce", "layout_digest", "run_id", "takeover", "bases", "max_replies", "state_address", "takes_shards", "resumes")
+    __slots__ = ("protocol_version", "learner_id", "nonce", "layout_digest", "run_id", "takeover", "bases", "max_replies", "state_address", "takes_shards", "resumes", "reads", "returned")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     LEARNER_ID_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
@@ -158,6 +158,8 @@ class Hello(_message.Message):
     STATE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     TAKES_SHARDS_FIELD_NUMBER: _ClassVar[int]
     RESUMES_FIELD_NUMBER: _ClassVar[int]
+    READS_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     learner_id: str
     nonce: str
@@ -169,7 +171,9 @@ class Hello(_message.Message):
     state_address: str
     takes_shards: bool
     resumes: str
-    def __init__(self, protocol_version: _Optional[int] = ..., learner_id: _Optional[str] = ..., nonce: _Optional[str] = ..., layout_digest: _Optional[str] = ..., run_id: _Optional[str] = ..., takeover: bool = ..., bases: _Optional[_Iterable[_Union[Version, _Mapping]]] = ..., max_replies: _Optional[int] = ..., state_address: _Optional[str] = ..., takes_shards: bool = ..., resumes: _Optional[str] = ...) -> None: ...
+    reads: _containers.RepeatedScalarFieldContainer[int]
+    returned: _containers.RepeatedCompositeFieldContainer[Position]
+    def __init__(self, protocol_version: _Optional[int] = ..., learner_id: _Optional[str] = ..., nonce: _Optional[str] = ..., layout_digest: _Optional[str] = ..., run_id: _Optional[str] = ..., takeover: bool = ..., bases: _Optional[_Iterable[_Union[Version, _Mapping]]] = ..., max_replies: _Optional[int] = ..., state_address: _Optional[str] = ..., takes_shards: bool = ..., resumes: _Optional[str] = ..., reads: _Optional[_Iterable[int]] = ..., returned: _Optional[_Iterable[_Union[Position, _Mapping]]] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("step", "counts", "positions", "boundaries", "waiting", "exhausted", "metrics", "returned")
