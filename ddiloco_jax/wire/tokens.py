@@ -100,7 +100,8 @@ def read_tokens(cfg: WireConfig, env: Mapping[str, str] = os.environ) -> Tokens:
   not set, those of the environment.
 
   Raises:
-    ValueError: a file that cannot be read, or has a malformed line.
+    ValueError: a file that cannot be read, or has a malformed line; a file or
+      variable that is set and has no token.
   """
   learners = _read("wire.token_file", cfg.token_file, TOKENS_VARIABLE, env)
   admins = _read(
@@ -250,12 +251,16 @@ def _read(
         f"{where} cannot be read: {error}. It is a text file of tokens, one a"
         " line."
       ) from None
+  elif variable in env:
+    text = env[variable]
   else:
-    text = env.get(variable, "")
+    return ()
   lines = ((n, line.split("#")[0].split()) for n, line in _numbered(text))
   tokens = tuple(_parse(where, n, words) for n, words in lines if words)
-  if path and not tokens:
-    raise ValueError(f"{where} has no token: write one a line.")
+  if not tokens:  # Nobody sets it to ask for none.
+    raise ValueError(
+      f"{where} has no token: write one a line, or do not set it."
+    )
   return tokens
 
 

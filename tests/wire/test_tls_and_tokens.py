@@ -289,6 +289,21 @@ def test_the_environment_has_tokens_where_no_file_is_named():
   assert "0123456789" not in repr(known)
 
 
+@pytest.mark.parametrize("text", ["", " \n", "# rotated away\n"])
+@pytest.mark.parametrize(
+  "variable", [wire_tokens.TOKENS_VARIABLE, wire_tokens.ADMIN_TOKENS_VARIABLE]
+)
+def test_a_variable_that_is_set_and_has_no_token_is_refused(
+  monkeypatch, variable, text
+):
+  monkeypatch.setenv(variable, text)
+
+  with pytest.raises(ValueError, match=rf"\${variable} has no token"):
+    Server("127.0.0.1:0", WireConfig())
+  with pytest.raises(ValueError, match=rf"\${variable} has no token"):
+    Client("127.0.0.1:1", WireConfig(), "ada")
+
+
 @pytest.mark.parametrize(
   ("changes", "says"),
   [
