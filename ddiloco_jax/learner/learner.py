@@ -93,7 +93,8 @@ class Learner:
     self._save_cut = save_cut
     self._part = part
     self._first = 0  # The step that it began from.
-    self._saving = 0  # Number of the cut that is being written.
+    # Of the cut whose part is written, or was; another has its own marker.
+    self._saving: ports.MarkerNotice | None = None
     self._paths = [
       [leaf.path for leaf in port.run.layout.fragment(p)]
       for p in range(port.run.layout.num_fragments)
@@ -238,18 +239,25 @@ class Learner:
     self._start_over(reason)
 
   def _mark(self, step: int) -> None:
-    """Saves this learner's part of a cut, once it holds exactly its clock."""
+    """Saves this learner's part of a cut, once it holds exactly its clock.
+
+    A version that a restart has rolled back is none of the clock, whatever its
+    number: the newest one replaces it.
+    """
     marker = self._port.marker()
-    if marker is None or marker.snapshot == self._saving:
+    if marker is None or marker is self._saving:
       return
     if len(self._anchors) < len(marker.clock):
       return  # It has not begun to train.
-    pairs = [
-      (self._anchors[p].version.n, v.n) for p, v in enumerate(marker.clock)
+    missed = [
+      (held, wanted)
+      for p, wanted in enumerate(marker.clock)
+      if (held := self._anchors[p].version) != wanted
     ]
-    if any(held < wanted for held, wanted in pairs):
+    epoch = self._port.welcome.epoch
+    if any(h.n <= wanted.n or h.epoch < epoch for h, wanted in missed):
       return
-    self._saving = marker.snapshot
+    self._saving = marker
 
     def tell(failure: str | None) -> None:
       self._port.marked(
@@ -262,7 +270,7 @@ class Learner:
 
     if self._save_cut is None:
       tell("it keeps no checkpoints")
-    elif any(held > wanted for held, wanted in pairs):
+    elif missed:
       tell("it trains from newer versions than the cut's")
     else:
       self._save_cut(self._keep(marker.snapshot, step), tell)

@@ -8,7 +8,7 @@ into the cut while files are still being written. Every wait has a bound.
 (Chandy and Lamport, 1985; arXiv 2604.21428, App. E.)
 """
 
-from ddiloco_jax.protocol import events
+from ddiloco_jax.protocol import events, membership
 from ddiloco_jax.protocol.state import Cut, Member, State
 from ddiloco_jax.protocol.turn import Turn
 
@@ -170,8 +170,11 @@ def _holds(
 def _trains_from(
   turn: Turn, member: Member, clock: tuple[events.Version, ...]
 ) -> bool:
+  """Whether its bases are of V or later: of the bytes that these have now."""
   process = turn.learners[member.learner]
   return process.incarnation == member.incarnation and all(
-    base is not None and base.n >= version.n
-    for base, version in zip(process.bases, clock)
+    base is not None
+    and base.n >= version.n
+    and membership.is_valid_base(turn, p, base)
+    for p, (base, version) in enumerate(zip(process.bases, clock))
   )

@@ -74,6 +74,7 @@ LAWS = {
   "cuts": "a marker tells the newest versions to all that are live, while no "
   "round is open; none opens until all hold them and the syncer has a copy; "
   "a cut ends once",
+  "who is in a cut": "the learners of a cut hold valid bases of its clock",
   "the end": "an end is not taken back; it finishes with all books closed",
   "a state survives its disk": "save and load keep the digest",
   "status": "a status and its sentence can be made of every state",
@@ -341,13 +342,9 @@ class Laws:
 
   def _check_base(self, state: State, event: events.Replied) -> None:
     p, base = event.fragment, event.base
-    newest = state.fragments[p].version
-    # A base of an epoch is valid up to where each later epoch started.
-    n = [newest.n] if base.epoch == state.epoch else []
-    n += [start[p] for start in state.starts[base.epoch :]]
-    if not n or base.n > min(n) or base.epoch > state.epoch or base.n < 0:
+    if not _is_of_history(state, p, base):
       raise Broken("bases", f"{event} from no version of this history")
-    stale = newest.n - base.n
+    stale = state.fragments[p].version.n - base.n
     if stale > (
       0 if state.rules.stale == "reject" else state.rules.max_staleness
     ):
@@ -400,25 +397,24 @@ class Laws:
   def _skip(self, before: State, event: Event, after: State) -> None:
     """Who has spoken, is lost, or takes longer than a lease, holds none up."""
     if isinstance(event, events.MarkerDone):
-      self._saved(_speaker(before, event), event)
+      self._saved(before, _speaker(before, event), event)
     late = after.now >= self._marked_at + after.rules.lease_s
     members = (after.learners[name] for name, _ in self._awaited)
     here = {(m.learner, m.incarnation) for m in members if m.live and not late}
     self._awaited &= here
 
-  def _saved(self, old: Learner | None, event: events.MarkerDone) -> None:
+  def _saved(
+    self, before: State, old: Learner | None, event: events.MarkerDone
+  ) -> None:
     if old and self._cut and self._cut.snapshot == event.snapshot:
       self._awaited -= {(old.learner, old.incarnation)}
-      pairs = zip(old.bases, self._cut.clock)
-      if all(base is not None and base.n >= v.n for base, v in pairs):
+      if _holds(before, old, self._cut):
         self._in_cut.add(old.learner)
 
   def _is_held(self, after: State, cut: events.Marker) -> bool:
     """Whether nothing newer can get into a cut any more."""
     return self._copied and all(
-      base is not None and base.n >= version.n
-      for name, _ in self._awaited
-      for base, version in zip(after.learners[name].bases, cut.clock)
+      _holds(after, after.learners[name], cut) for name, _ in self._awaited
     )
 
   def _captured(self, event: events.Captured) -> None:
@@ -436,7 +432,7 @@ class Laws:
     if taken and (cut is None or not effect.path or told != names):
       raise Broken("cuts", f"{effect} of {cut}")
     if taken and not self._in_cut.issuperset(effect.learners):
-      raise Broken("cuts", f"{effect}: {self._in_cut} held {cut}")
+      raise Broken("who is in a cut", f"{effect}: {self._in_cut} held {cut}")
     if cut and effect.snapshot not in (0, cut.snapshot):
       raise Broken("cuts", f"{effect} of {cut}")
     if effect.snapshot == 0:
@@ -802,6 +798,22 @@ def _has_adopted(
 
 def _is_over(state: State) -> bool:
   return state.end is not None and state.end.finished
+
+
+def _is_of_history(state: State, p: int, base: Version) -> bool:
+  """Whether a base has the bytes that its version has in this history."""
+  # A base of an epoch is valid up to where each later epoch started.
+  n = [state.fragments[p].version.n] if base.epoch == state.epoch else []
+  n += [start[p] for start in state.starts[base.epoch :]]
+  return bool(n) and 0 <= base.n <= min(n) and base.epoch <= state.epoch
+
+
+def _holds(state: State, learner: Learner, cut: events.Marker) -> bool:
+  """Whether a learner has said that it trains from a cut's clock, or later."""
+  return all(
+    base is not None and base.n >= v.n and _is_of_history(state, p, base)
+    for p, (base, v) in enumerate(zip(learner.bases, cut.clock))
+  )
 
 
 def _round_of(state: State, p: int) -> Round | None:

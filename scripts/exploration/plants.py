@@ -18,6 +18,7 @@ from ddiloco_jax.protocol import (
   quorum,
   replies,
   rounds,
+  snapshots,
   turn,
 )
 from ddiloco_jax.protocol.events import Version
@@ -130,6 +131,19 @@ def _leaked_pull(whole: Callable[..., Any]) -> Callable[..., Any]:
   return lambda turn, r: None
 
 
+def _lost_base_in_cut(whole: Callable[..., Any]) -> Callable[..., Any]:
+  """A version that was rolled back counts as the one of its number."""
+
+  def trains_from(turn, member, clock):
+    process = turn.learners[member.learner]
+    return process.incarnation == member.incarnation and all(
+      base is not None and base.n >= v.n
+      for base, v in zip(process.bases, clock)
+    )
+
+  return trains_from
+
+
 PLANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
   "no_incarnation_check": (turn.Turn, "speaker", _no_incarnation_check),
   "double_merge": (members, "has_progress", _double_merge),
@@ -141,4 +155,5 @@ PLANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
   "flat_weight": (quorum, "weight", _flat_weight),
   "deaf_publication": (publishing, "publish", _deaf_publication),
   "leaked_pull": (rounds, "_dismiss", _leaked_pull),
+  "lost_base_in_cut": (snapshots, "_trains_from", _lost_base_in_cut),
 }

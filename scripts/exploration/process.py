@@ -244,12 +244,15 @@ class Process:
     marker = self.marker
     if marker is None or None in self.bases:
       return
-    held = [base.n for base in self.bases if base]
-    wanted = [version.n for version in marker.clock]
-    if any(a < b for a, b in zip(held, wanted)):
-      return
+    missed = [
+      (base, version)
+      for base, version in zip(self.bases, marker.clock)
+      if base and base != version
+    ]
+    if any(a.n <= v.n or a.epoch < self.epoch for a, v in missed):
+      return  # It is behind, or holds a version that was rolled back.
     self.marker = None
-    why = "" if held == wanted else "it trains from newer versions"
+    why = "it trains from newer versions" if missed else ""
     if number >> 8 & 7 == 7:
       why = why or "its disk is full"
     self.say(

@@ -559,6 +559,11 @@ class World:
     durable = self.settings.durable
     saved = self.committed if durable else self.on_disk
     self._restore(saved, self.rules, number)
+    if number >> 4 & 1:  # All are back at once, and a cut is asked for.
+      for process in self.slots:
+        if not process.is_over:
+          self._join(process, takeover=False)
+      self.mark(0)
 
   def _restore(self, saved: machine.State, rules: Rules, number: int) -> None:
     self.now += (0.0, 0.5, 3.0, 20.0)[number & 3]

@@ -114,6 +114,45 @@ def test_a_version_that_was_fetched_and_rolled_back_is_not_adopted(tmp_path):
   assert digest_of(ada.trainer.params) == digest_of(bob.trainer.params)
 
 
+def test_a_cut_right_after_a_rollback_has_the_learner_at_its_clock(tmp_path):
+  # The number of the cut, too, was one of the epoch that is lost.
+  cfg = settings(quorum=1, **ROLLS_BACK)
+  gate, parts = threading.Event(), []
+  gate.set()
+
+  def save(part, tell):
+    parts.append(part)
+    tell(None)
+
+  def pause():
+    time.sleep(0.02)
+    gate.wait(60.0)
+
+  with served_run(cfg, tmp_path / "1") as first, proxied(first) as proxy:
+    trainer = Quadratic(SHAPES, 1.0, 0.05, pause)
+    bob = LoopLearner(proxy.address, "bob", trainer, save_cut=save)
+    with learners(bob):
+      wait_for(lambda: min(versions(first)) >= 2)
+      saved = save_and_copy(first, tmp_path / "2")
+      with served_run(cfg, saved, restore=True) as second:
+        lost = [n + 2 for n in versions(second)]
+        wait_for(lambda: all(n >= m for n, m in zip(versions(first), lost)))
+        before = first.syncer.take_snapshot()
+        gate.clear()  # bob stays in his step; his link goes on.
+        proxy.redirect(second.address)
+        proxy.cut()
+        wait_for(lambda: joined_epoch([bob], 2))
+        second.syncer.request_snapshot()
+        wait_for(lambda: bob.link.marker() is not None)
+        gate.set()
+
+        over = second.syncer.take_snapshot()
+        assert bob.error is None
+  assert before.snapshot == over.snapshot == 1
+  assert (over.learners, over.skipped) == (("bob",), ())
+  assert parts[-1].versions == over.clock
+
+
 def test_a_learner_that_the_restored_syncer_never_saw_gets_a_shard(tmp_path):
   # bob has taken ada's shard before she is back: she goes on in another one.
   cfg = settings(quorum=1, **ROLLS_BACK)

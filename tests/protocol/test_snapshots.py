@@ -1,7 +1,8 @@
 """A consistent cut: between two versions, bounded, and said."""
 
-from ddiloco_jax.protocol import events, machine
+from ddiloco_jax.protocol import events, machine, snapshots
 from ddiloco_jax.protocol.rules import Rules
+from ddiloco_jax.protocol.turn import Turn
 from tests.protocol.by_hand import Hand, all_of, only
 
 RULES = Rules(num_fragments=1, cycle_steps=4, quorum=1, lease_s=15.0)
@@ -164,3 +165,42 @@ def test_who_saved_something_else_is_not_in_the_cut():
   assert over.skipped == (
     "b: it says that it saved, and not that it holds the cut's clock",
   )
+
+
+def rolled_back() -> Hand:
+  """A restart that has lost the version that "a" trains from."""
+  run = ready("a")
+  saved = machine.save(run.state)
+  while run.state.fragments[0].version.n < 1:
+    run.cycle("a")
+  again = Hand(RULES, machine.restore(RULES, saved))
+  again.incarnations, again.steps = run.incarnations, run.steps
+  again.counts, again.bases = run.counts, run.bases
+  again.join("a", bases=tuple(run.bases["a"]))
+  return again
+
+
+def test_who_trains_from_a_lost_version_does_not_hold_the_clock():
+  run = rolled_back()
+  marker = marked(run)
+  run.tell(events.Captured(snapshot=1, path="x"))
+
+  assert run.bases["a"][0].n > marker.clock[0].n
+  assert snapshots.holds_rounds(Turn(run.state))
+  over = only(done(run, "a"), events.SnapshotOver)
+
+  assert over.learners == ()
+  assert over.skipped == (
+    "a: it says that it saved, and not that it holds the cut's clock",
+  )
+
+
+def test_who_has_adopted_the_newest_after_a_rollback_is_in_the_cut():
+  run = rolled_back()
+  marked(run)
+  run.tell(events.Captured(snapshot=1, path="x"))
+
+  run.apply("a")
+  over = only(done(run, "a"), events.SnapshotOver)
+
+  assert over.learners == ("a",)
