@@ -66,7 +66,7 @@ class RunConfig:
       and starts over from the global state; 0 for never.
     state_address: Where a learner serves its inner optimizer's state to peers,
       HOST:PORT; "" for a free port of the address that reaches the syncer, "off"
-      for nowhere.
+      for nowhere. Of a wildcard (0.0.0.0), peers are told that address.
     recover_s: How long a learner that joins a run under way bears no byte from
       a peer, before it takes its own checkpoint's moments or fresh ones; 0 to
       ask no peer.

@@ -15,6 +15,7 @@ import grpc
 from ddiloco_jax.learner.calls import ControlStream, StateCall
 from ddiloco_jax.wire import (
   headers,
+  listening,
   messages,
   methods,
   options,
@@ -56,6 +57,7 @@ class Client:
         f"Addresses of the syncer are {self._addresses}; one or more of the"
         " form HOST:PORT are needed (--syncer)."
       )
+    self._addresses = tuple(map(listening.dialled, self._addresses))
     self._cfg = cfg or options.WireConfig()
     known = tokens.read_tokens(self._cfg)
     self._token = (

@@ -149,6 +149,7 @@ class PeerServer:
 
   Args:
     address: HOST:PORT; port 0 takes a free one.
+    told_host: What peers are told instead of HOST.
 
   Attributes:
     address: What peers are told, HOST:PORT.
@@ -158,7 +159,13 @@ class PeerServer:
     ValueError: it is malformed, or beyond loopback without TLS.
   """
 
-  def __init__(self, address: str, desk: Desk, cfg: options.WireConfig):
+  def __init__(
+    self,
+    address: str,
+    desk: Desk,
+    cfg: options.WireConfig,
+    told_host: str = "",
+  ):
     host, port = listening.parse_address(address)
     known = tokens.read_tokens(cfg)
     listening.check_reach(
@@ -183,7 +190,7 @@ class PeerServer:
     bound = listening.bind(
       self._server, host, port, tls.server_credentials(cfg)
     )
-    self.address = listening.join(host, bound)
+    self.address = listening.join(told_host or host, bound)
     handlers = methods.make_handlers(_Peer(desk, cfg), methods.PEER)
     self._server.add_generic_rpc_handlers((handlers,))
     self._server.start()
@@ -236,7 +243,8 @@ def serve_state(
 
   Args:
     address: HOST:PORT; "": a free port of the address that reaches the syncer,
-      if it may listen there; "off": nowhere.
+      if it may listen there; "off": nowhere. Peers of a wildcard HOST are told
+      the address that reaches the syncer.
     syncer: HOST:PORT of the syncer.
 
   Raises:
@@ -247,7 +255,9 @@ def serve_state(
     return None
   desk = Desk(learner)
   if address:
-    return desk, PeerServer(address, desk, cfg)
+    asked, _ = listening.parse_address(address)
+    told = _host_towards(syncer) if listening.is_wildcard(asked) else ""
+    return desk, PeerServer(address, desk, cfg, told)
   host = _host_towards(syncer)
   try:
     return desk, PeerServer(listening.join(host, 0), desk, cfg)

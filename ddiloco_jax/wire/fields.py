@@ -9,7 +9,7 @@ from typing import Any
 
 from ddiloco_jax.protocol import events
 from ddiloco_jax.protocol.check import MAX_COUNT
-from ddiloco_jax.wire import port
+from ddiloco_jax.wire import listening, port
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError
 
@@ -82,11 +82,17 @@ def natural(name: str, value: int) -> int:
 
 
 def address_from_pb(name: str, value: str) -> str:
-  """HOST:PORT, or empty."""
+  """HOST:PORT that others can dial, or empty."""
   found = _ADDRESS.fullmatch(value)
   if value and not (found and 0 < int(found[1]) < 65536):
     raise invalid(
       name, f"{value[:MAX_TEXT]!r}; it is HOST:PORT, such as 10.0.0.1:8470"
+    )
+  if value and listening.is_wildcard(listening.parse_address(value)[0]):
+    raise invalid(
+      name,
+      f"{value!r}, which is any address of its machine; others need one of"
+      " them, such as 10.0.0.1:8470",
     )
   return value
 

@@ -4,6 +4,7 @@ The syncer's server and a learner's have the same rules.
 (arXiv 2604.21428, Sec. 3.)
 """
 
+import contextlib
 import ipaddress
 import socket
 
@@ -72,6 +73,24 @@ def is_loopback(host: str) -> bool:
     return ipaddress.ip_address(host).is_loopback
   except ValueError:
     return False  # A name: wherever it leads.
+
+
+def is_wildcard(host: str) -> bool:
+  """Whether it stands for every address of a machine, and so reaches none."""
+  with contextlib.suppress(OSError):
+    return socket.inet_aton(host) == bytes(4)  # "0" is one, too.
+  try:
+    address = ipaddress.IPv6Address(host)
+  except ValueError:
+    return False
+  return (address.ipv4_mapped or address).is_unspecified
+
+
+def dialled(address: str) -> str:
+  """Where this machine reaches who listens at HOST:PORT."""
+  host, _, port = address.rpartition(":")
+  host = host.removeprefix("[").removesuffix("]")
+  return f"127.0.0.1:{port}" if is_wildcard(host) else address
 
 
 def bind(

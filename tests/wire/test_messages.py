@@ -423,7 +423,17 @@ def _nested_fields(message):
 
 @pytest.mark.parametrize(
   "address",
-  ["unix:/etc/passwd", "not an address", "h:0", "h:70000", "dns:///h:1", "h"],
+  [
+    *(
+      "unix:/etc/passwd",
+      "not an address",
+      "h:0",
+      "h:70000",
+      "dns:///h:1",
+      "h",
+    ),
+    *("0.0.0.0:1", "0:1", "[::]:1", "[::ffff:0.0.0.0]:1"),
+  ],
 )
 def test_an_address_of_a_peer_is_a_host_and_a_port(address):
   hello = pb.Hello(learner_id="ada", nonce="n", state_address=address)
