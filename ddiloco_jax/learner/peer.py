@@ -6,6 +6,7 @@ time, so that the donor holds one copy more at most. (arXiv 2604.21428, App. E.)
 """
 
 import contextlib
+import dataclasses
 import logging
 import socket
 import threading
@@ -132,20 +133,22 @@ class Desk:
   def _check(self, request: pb.FetchStateRequest) -> None:
     if not self._run_id:
       raise ServiceError(
-        "UNAVAILABLE", f"learner {self._learner} has not joined. Ask again."
+        "UNAVAILABLE", "this learner has not joined. Ask again."
       )
     if (request.run_id, request.donor_id) != (self._run_id, self._learner):
       raise ServiceError(
         "FAILED_PRECONDITION",
-        f"this is learner {self._learner!r} of run {self._run_id!r}; learner"
-        f" {fields.said_from_pb(request.donor_id)!r} of run"
-        f" {fields.said_from_pb(request.run_id)!r} was asked. Ask the syncer"
-        " who it is now.",
+        f"learner {fields.said_from_pb(request.donor_id)!r} of run"
+        f" {fields.said_from_pb(request.run_id)!r} was asked, and this is"
+        " another one, or of another run. Ask the syncer who serves now.",
       )
 
 
 class PeerServer:
   """Serves a desk over gRPC, once it is made.
+
+  Whoever asks shows a token, where this learner knows any, or else, where it
+  has a CA, a certificate of it.
 
   Args:
     address: HOST:PORT; port 0 takes a free one.
@@ -187,6 +190,8 @@ class PeerServer:
       ],
       maximum_concurrent_rpcs=_NUM_CALLS,
     )
+    if cfg.tls_ca and not known.learners:
+      cfg = dataclasses.replace(cfg, require_client_cert=True)
     bound = listening.bind(
       self._server, host, port, tls.server_credentials(cfg)
     )
