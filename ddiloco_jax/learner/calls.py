@@ -2,7 +2,7 @@
 
 import collections
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -10,24 +10,34 @@ import grpc
 from ddiloco_jax.protocol import events
 from ddiloco_jax.wire import messages, port, transfer
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
-from ddiloco_jax.wire.status import ServiceError, from_grpc
+from ddiloco_jax.wire.status import ServiceError
 
 _GOODBYE_S = 1.0  # How long an ended stream may take to deliver a goodbye.
 
 
 class StateCall:
-  """The parts of a state under way; its faults are the service's own."""
+  """The parts of a state under way; its faults are the service's own.
 
-  def __init__(self, call: Any, address: str, close: Any):
+  Args:
+    judge: What an error of the call is.
+    close: Ends the connection, if it has one of its own.
+  """
+
+  def __init__(
+    self,
+    call: Any,
+    judge: Callable[[grpc.RpcError], ServiceError],
+    close: Callable[[], None] = lambda: None,
+  ):
     self._call = call
-    self._address = address
+    self._judge = judge
     self._close = close
 
   def __iter__(self) -> Iterator[transfer.Part]:
     try:
       yield from self._call
     except grpc.RpcError as error:
-      raise from_grpc(error, self._address) from error
+      raise self._judge(error) from error
 
   def cancel(self) -> None:
     """Ends the call and its connection, if it has one of its own."""

@@ -138,7 +138,8 @@ class Client:
     if not address:
       at = self._current
       call = self._call("RelayState", at, "bulk")(request)
-      return StateCall(call, self._addresses[at], lambda: None)
+      syncer = self._addresses[at]
+      return StateCall(call, lambda error: from_grpc(error, syncer))
     channel = self._open_to_peer(address)
     call = methods.make_call(
       channel,
@@ -146,7 +147,9 @@ class Client:
       methods.PEER,
       tokens.as_metadata(self._peer_token),
     )(request)
-    return StateCall(call, address, channel.close)
+    return StateCall(
+      call, lambda error: tls.fault(error, address, self._cfg), channel.close
+    )
 
   def status(self) -> pb.Status:
     """How the run stands, as the message that the syncer serves."""

@@ -15,7 +15,7 @@ from ddiloco_jax.protocol import events
 from ddiloco_jax.syncer import limits
 from ddiloco_jax.wire import fields, methods, options, tls, tokens, transfer
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
-from ddiloco_jax.wire.status import ServiceError, from_grpc
+from ddiloco_jax.wire.status import ServiceError
 
 _MAX_RELAYS = 4  # At once; each holds a thread of the server.
 _HEADER_S = 90.0  # A donor answers at its next boundary with the asked clock.
@@ -79,7 +79,9 @@ class Relay:
           chunks = transfer.receive_chunks(call, header.num_bytes)
           yield from transfer.send(pb.StateChunk, header, chunks)
       except grpc.RpcError as error:
-        raise from_grpc(error, donor.address) from error
+        raise tls.fault(
+          error, donor.address, self._cfg, "the syncer"
+        ) from error
       finally:
         call.cancel()
 
