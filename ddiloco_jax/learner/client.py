@@ -6,6 +6,7 @@ report. Nothing is repeated here: whoever calls knows what a repetition means.
 """
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -26,6 +27,8 @@ from ddiloco_jax.wire import (
 )
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError, from_grpc
+
+_log = logging.getLogger(__name__)
 
 
 class Client:
@@ -68,6 +71,7 @@ class Client:
       tls.check_may_send(address, self._cfg, self._token)
     tls.channel_credentials(self._cfg)  # Fails now, not at a call.
     self._has_answered = False
+    self._causes: dict[int, str] = {}  # Address -> why it does not serve.
     self._up = transfer.Pace(self._cfg.bandwidth_bytes_per_s)
     self._down = transfer.Pace(self._cfg.bandwidth_bytes_per_s)
     self._lock = threading.Lock()
@@ -220,16 +224,49 @@ class Client:
   @contextlib.contextmanager
   def _faults(self, at: int) -> Iterator[None]:
     """Turns gRPC's errors at an address into the service's own."""
-    address = self._addresses[at]
     try:
       yield
       self._has_answered = True
     except grpc.RpcError as error:
-      fault = from_grpc(error, address)
-      if fault.is_worth_retrying:
-        self._check_tls(address)
-        self._leave(at)
-      raise fault from error
+      fault = from_grpc(error, self._addresses[at])
+      raise self._judge(fault, at) from error
+
+  def _judge(self, fault: ServiceError, at: int) -> ServiceError:
+    """What a fault at an address means among the others: where TLS or a token
+    is why, another address may be right, or a new certificate may come.
+
+    Returns:
+      UNAUTHENTICATED: every address refuses this process, or is refused, and
+        none has ever answered; or the session is not current.
+    """
+    is_refusal = fault.code == "UNAUTHENTICATED"
+    if not (is_refusal or fault.is_worth_retrying):
+      return fault
+    cause = None
+    if self._cfg.tls_ca if is_refusal else not self._has_answered:
+      cause = tls.diagnose(self._addresses[at], self._cfg)
+    if is_refusal and self._has_answered and not cause:
+      return fault  # Of a session: its control stream knows more.
+    cause = cause or (fault.text if is_refusal else "")
+    if self._is_hopeless(at, cause):
+      return ServiceError("UNAUTHENTICATED", cause)
+    self._leave(at)
+    return ServiceError("UNAVAILABLE", cause) if cause else fault
+
+  def _is_hopeless(self, at: int, cause: str) -> bool:
+    """Notes why an address does not serve this process ("": for no reason that
+    lasts); whether none of them does, or ever did."""
+    with self._lock:
+      is_news = cause and self._causes.get(at) != cause
+      self._causes.pop(at, None)
+      if cause:
+        self._causes[at] = cause
+      is_over = len(self._causes) == len(self._addresses)
+    if is_over and not self._has_answered:
+      return True
+    if is_news:
+      _log.warning("%s It is tried again, as are other addresses.", cause)
+    return False
 
   def _leave(self, at: int) -> None:
     """Has the next call try another address, unless one has done so already."""
@@ -258,16 +295,3 @@ class Client:
         f" client has seen epoch {newest}: another syncer has taken over from"
         " it. Stop it; the next address is tried.",
       )
-
-  def _check_tls(self, address: str) -> None:
-    """Says why TLS fails, if that is why there was never an answer; later, a
-    new certificate may come any time, and it is worth trying again.
-
-    Raises:
-      ServiceError: UNAUTHENTICATED.
-    """
-    if self._has_answered:
-      return
-    cause = tls.diagnose(address, self._cfg)
-    if cause:
-      raise ServiceError("UNAUTHENTICATED", cause)

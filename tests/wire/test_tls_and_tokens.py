@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import pathlib
 import socket
 import ssl
 import struct
@@ -25,13 +26,12 @@ from tests.support.proxy import Proxy
 from tests.support.secured import (
   ADMIN_TOKEN,
   LEARNER_TOKEN,
-  ROOT,
   certs,
   secured,
   shared_tokens,
   token_file,
 )
-from tests.support.served import Served
+from tests.support.served import Served, wait_for
 
 RULES = Rules(
   num_fragments=1, cycle_steps=2, max_open_rounds=1, quorum=1, lease_s=30.0
@@ -364,14 +364,160 @@ def test_a_probe_that_is_reset_at_once_closes_its_socket(monkeypatch):
     assert tls.diagnose(address, WIRE) is None
 
 
-def test_a_certificate_for_what_is_no_host_is_refused(tmp_path):
-  script = ROOT / "scripts/make_certs.sh"
+BOM = b"\xef\xbb\xbf"
 
-  done = subprocess.run(
-    ["bash", str(script), str(tmp_path / "certs"), "node 1"],
+
+def marked(path: str, directory: pathlib.Path, before: bytes = b"") -> str:
+  """A copy of a PEM file as some editors write it."""
+  copy = directory / pathlib.Path(path).name
+  copy.write_bytes(before + BOM + pathlib.Path(path).read_bytes())
+  return str(copy)
+
+
+@pytest.mark.parametrize("setting", ["tls_cert", "tls_key", "tls_ca"])
+def test_a_byte_order_mark_in_a_pem_file_changes_nothing(
+  serve, tmp_path, setting
+):
+  plain = mutual()
+  changed = mutual(**{setting: marked(getattr(plain, setting), tmp_path)})
+
+  for of_syncer, of_learner in ((changed, plain), (plain, changed)):
+    run = serve(of_syncer)
+    client = Client(run.address, of_learner, "0")
+    assert client.get_run() == run.syncer.get_run()
+    client.close()
+
+
+def test_a_ca_behind_another_one_and_a_byte_order_mark_is_trusted(
+  serve, tmp_path
+):
+  other = pathlib.Path(certs(ca="other")["tls_ca"]).read_bytes()
+  both = mutual(tls_ca=marked(certs()["tls_ca"], tmp_path, other))
+  run = serve(both)
+  client = Client(run.address, both, "0")
+
+  assert client.get_run() == run.syncer.get_run()
+  assert tls.diagnose(run.address, both) is None
+  client.close()
+
+
+def self_signed(directory: pathlib.Path, *flags: str) -> dict[str, str]:
+  """Settings of a certificate for 127.0.0.1 that is its own CA."""
+  cert, key = str(directory / "own.pem"), str(directory / "own.key")
+  subprocess.run(
+    [
+      *("openssl", "req", "-x509", "-nodes", "-days", "2", "-newkey", "ec"),
+      *("-subj", "/CN=127.0.0.1", "-keyout", key, "-out", cert, *flags),
+    ],
+    check=True,
     capture_output=True,
-    text=True,
   )
+  return {"tls_cert": cert, "tls_key": key, "tls_ca": cert}
 
-  assert done.returncode == 2
-  assert "HOST 'node 1' is no host" in done.stderr
+
+def test_a_key_that_openssl_takes_and_grpc_does_not_is_named(tmp_path):
+  own = self_signed(tmp_path, "-pkeyopt", "ec_paramgen_curve:secp256k1")
+  cfg = WireConfig(**own)
+  says = rf"gRPC cannot use wire\.tls_cert={own['tls_cert']}.*P-256"
+
+  with pytest.raises(ValueError, match=says):
+    Server("127.0.0.1:0", cfg)
+  with pytest.raises(ValueError, match=says):
+    Client("127.0.0.1:1", cfg)
+
+
+def test_a_certificate_without_alternative_names_is_told_so(serve, tmp_path):
+  own = self_signed(tmp_path, "-pkeyopt", "ec_paramgen_curve:prime256v1")
+  cfg = mutual(**own)
+  run = serve(cfg)
+
+  error = fault(run.address, cfg)
+
+  assert error.code == "UNAUTHENTICATED"
+  assert "has no subjectAltName (SAN)" in error.text
+  assert "'127.0.0.1'" in error.text
+
+
+def free_address() -> str:
+  with socket.create_server(("127.0.0.1", 0)) as listener:
+    return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+REFUSED = {
+  "a foreign certificate": (
+    lambda: mutual(
+      tls_cert=certs(ca="other")["tls_cert"],
+      tls_key=certs(ca="other")["tls_key"],
+    ),
+    "not signed by the CA",
+  ),
+  "other tokens": (
+    lambda: mutual(token_file=token_file(OTHER_TOKEN)),
+    "wrong token",
+  ),
+}
+
+
+@pytest.mark.parametrize("cause", REFUSED)
+def test_a_standby_with_the_wrong_settings_ends_nobody(cause, caplog):
+  of_standby, says = REFUSED[cause]
+  standby = Server("127.0.0.1:0", of_standby())
+  first = free_address()
+  client = Client([first, standby.address], mutual(), "0")
+
+  told = []
+  for _ in range(4):  # Both are tried twice.
+    with pytest.raises(ServiceError) as caught:
+      client.get_run()
+    told.append(caught.value)
+  run = Served(THETA, RULES, "in_process", cfg=mutual())
+  server = Server(first, mutual())
+  server.serve(run.syncer)
+  wait_for(lambda: is_served(client))
+
+  assert all(error.code == "UNAVAILABLE" for error in told)
+  assert sum(says in error.text for error in told) == 2
+  assert sum(says in line for line in caplog.messages) == 1
+  client.close()
+  server.stop(0.0)
+  run.close()
+  standby.stop(0.0)
+
+
+def is_served(client: Client) -> bool:
+  try:
+    return bool(client.get_run())
+  except ServiceError as error:
+    if not error.is_worth_retrying:
+      raise
+    return False
+
+
+def test_a_learner_that_every_address_refuses_ends():
+  foreign, others = (of_syncer() for of_syncer, _ in REFUSED.values())
+  servers = [Server("127.0.0.1:0", cfg) for cfg in (foreign, others)]
+  client = Client([server.address for server in servers], mutual(), "0")
+
+  codes = []
+  for _ in servers:
+    with pytest.raises(ServiceError) as caught:
+      client.get_run()
+    codes.append(caught.value.code)
+
+  assert codes == ["UNAVAILABLE", "UNAUTHENTICATED"]
+  client.close()
+  for server in servers:
+    server.stop(0.0)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
+def test_who_listens_everywhere_is_reached_by_its_certificates_name(host):
+  run = Served(THETA, RULES, "in_process", cfg=mutual())
+  server = Server(f"{host}:0", mutual())
+  server.serve(run.syncer)
+  client = Client(server.address, mutual(), "0")
+
+  assert client.get_run() == run.syncer.get_run()
+  client.close()
+  server.stop(0.0)
+  run.close()
