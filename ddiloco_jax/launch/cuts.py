@@ -103,7 +103,15 @@ def restore(
     return None
   seal.check(path)
   with Checkpoints(path, read_only=True) as saved:
-    return _read(saved, path, run, model)
+    part = _read(saved, path, run, model)
+  cut = snapshot.with_name(str(number))
+  # On another host than the syncer's there may be no more than the part.
+  if cut.exists() and part.versions != (clock := manifest.read(cut).clock):
+    raise ValueError(
+      f"{path} is of the versions {part.versions}, and {cut} of {clock}: they"
+      " are not of one cut. Bring back the part that belongs to it."
+    )
+  return part
 
 
 def _read(
@@ -119,6 +127,12 @@ def _read(
       f"{path} was saved by another release: {error}. Go on with the release"
       " that wrote it."
     ) from error
+  number = run.origin_snapshot
+  if record.snapshot != number:
+    raise ValueError(
+      f"{path} is of snapshot {record.snapshot}, and lies where the part of"
+      f" snapshot {number} belongs: bring that one back from a copy."
+    )
   if record.run_id != run.origin_run_id:
     raise ValueError(
       f"{path} is of run {record.run_id}, and the syncer began from a snapshot"

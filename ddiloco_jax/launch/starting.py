@@ -117,6 +117,9 @@ def make_start(
     tensors = _split(params, layout, tx)
     state = machine.initial(rules, store.epoch)
     run_id = _new_run_id(cfg)
+  # A cut's number is used once, whatever a restart has forgotten of it.
+  number = max(state.next_snapshot, 1 + store.last_cut())
+  state = state._replace(next_snapshot=number)
   spec = run_spec(cfg, layout, run_id, state.epoch, origin)
   return Start(spec, state, tensors, unsaved_s)
 

@@ -1,18 +1,21 @@
 """Where the cuts of a run lie, and which of them are whole.
 
 RUN/snapshots/ID/manifest.json is written last: a directory without it is no
-cut. (arXiv 2604.21428, App. E.)
+cut. A number is used once in a directory. (arXiv 2604.21428, App. E.)
 """
 
 import json
 import pathlib
+from typing import Any
 
 from ddiloco_jax.protocol import events, saved
+from ddiloco_jax.protocol.state import Cut
 from ddiloco_jax.syncer.files import Files
 
 LATEST = "latest"
 SYNCER = "syncer"  # Its part, below the cut's directory.
 _NAME = "manifest.json"
+_FIX = "Take another snapshot, or bring this one back from a copy."
 
 
 def path_of(run_dir: pathlib.Path, snapshot: int) -> pathlib.Path:
@@ -20,14 +23,34 @@ def path_of(run_dir: pathlib.Path, snapshot: int) -> pathlib.Path:
   return run_dir / "snapshots" / str(snapshot)
 
 
+def last(run_dir: pathlib.Path) -> int:
+  """The highest number of any part of a cut here, whole or not; 0: none."""
+  found = [
+    *run_dir.glob("snapshots/*"),
+    *run_dir.glob("learners/*/snapshots/*"),
+  ]
+  return max(map(_number, found), default=0)
+
+
 def write(
   run_dir: pathlib.Path, over: events.SnapshotOver, files: Files
 ) -> None:
-  """Says what a cut holds, once it is one."""
+  """Says what a cut holds; it is one once this returns.
+
+  Raises:
+    OSError: it could not be written.
+  """
   path = path_of(run_dir, over.snapshot) / _NAME
   part = path.with_suffix(".part")
-  part.write_text(json.dumps(saved.encode(over), allow_nan=False, indent=2))
+  text = json.dumps(saved.encode(over), allow_nan=False, indent=2)
+  fd = files.create(part)
+  try:
+    files.write(fd, memoryview(text.encode()))
+    files.sync(fd)
+  finally:
+    files.close(fd)
   files.rename(part, path)
+  files.sync_directory(path.parent)
 
 
 def find(path: pathlib.Path) -> pathlib.Path:
@@ -52,8 +75,54 @@ def find(path: pathlib.Path) -> pathlib.Path:
       f" Give RUN_DIR/snapshots/ID, with ID one of those in {path.parent}"
       f" ({names}), or {LATEST}."
     )
-  _check(path / _NAME)
+  read(path)
   return path
+
+
+def read(path: pathlib.Path) -> events.SnapshotOver:
+  """What the cut in a directory holds.
+
+  Raises:
+    ValueError: its manifest is damaged, or of another cut.
+  """
+  name = path / _NAME
+  try:
+    over = saved.decode(
+      events.SnapshotOver, json.loads(name.read_text("utf-8"))
+    )
+  except (OSError, ValueError) as error:
+    raise ValueError(f"{name} is damaged: {error}. {_FIX}") from None
+  if over.snapshot != _number(path):
+    raise ValueError(
+      f"{name} is of snapshot {over.snapshot}, and lies in that of snapshot"
+      f" {path.name}. {_FIX}"
+    )
+  return over
+
+
+def check(path: pathlib.Path, state: dict[str, Any]) -> None:
+  """Refuses a manifest that the syncer's part does not bear out.
+
+  Args:
+    path: Of the cut.
+    state: What `machine.save` gave when the markers were sent.
+
+  Raises:
+    ValueError: names what differs.
+  """
+  over, cut = read(path), saved.decode(Cut | None, state["cut"])
+  said = sorted([*over.learners, *(s.partition(":")[0] for s in over.skipped)])
+  asked = sorted(member.learner for member in cut.awaited) if cut else []
+  for what, mine, its in (
+    ("number", over.snapshot, cut and cut.snapshot),
+    ("clock", over.clock, cut and cut.clock),
+    ("learners, with the skipped ones,", said, asked),
+  ):
+    if mine != its:
+      raise ValueError(
+        f"{path / _NAME} and {path / SYNCER} are not of one cut: the {what} is"
+        f" {mine} in the one and {its} in the other. {_FIX}"
+      )
 
 
 def run_dir_of(path: pathlib.Path) -> pathlib.Path:
@@ -64,13 +133,3 @@ def run_dir_of(path: pathlib.Path) -> pathlib.Path:
 def _number(path: pathlib.Path) -> int:
   """Of a cut, by its directory's name; 0 if it is none."""
   return int(path.name) if path.name.isdecimal() else 0
-
-
-def _check(path: pathlib.Path) -> None:
-  try:
-    saved.decode(events.SnapshotOver, json.loads(path.read_text("utf-8")))
-  except (OSError, ValueError) as error:
-    raise ValueError(
-      f"{path} is damaged: {error}. Take another snapshot, or bring this one"
-      " back from a copy."
-    ) from None

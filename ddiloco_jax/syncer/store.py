@@ -208,13 +208,14 @@ class Store:
 
     Raises:
       ValueError: it is damaged, or of another model, split, outer optimizer or
-        release.
+        release, or not what its manifest says.
     """
     part = cut / manifest.SYNCER
     seal.check(part)
     with checkpoint.Checkpoints(part, read_only=True) as found:
       check(found.records(0)["spec"])
       restored = restoring.read_checkpoint(found, 0, layout, tx)
+    manifest.check(cut, restored.state)
     self.epoch = max(self.epoch, restored.state["epoch"] + 1)
     return restored
 
@@ -323,8 +324,13 @@ class Store:
     """Writes the syncer's part of a cut; returns its directory, on disk.
 
     It is apart from checkpoints and journal, and is never rotated away.
+
+    Raises:
+      OSError: it could not be written, or another cut has its place.
+      CheckpointError: it could not be written.
     """
     path = manifest.path_of(self.path, snapshot)
+    path.mkdir(parents=True)
     with checkpoint.Checkpoints(path / manifest.SYNCER) as saving:
       saving.save(
         0,
@@ -335,8 +341,18 @@ class Store:
     return str(path)
 
   def name_cut(self, over: events.SnapshotOver) -> None:
-    """Writes what a cut holds, once it is one: its manifest.json."""
+    """Writes what a cut holds, its manifest.json: then it is one.
+
+    Raises:
+      OSError: it could not be written.
+      Superseded: another syncer has taken over the run.
+    """
+    self.check_not_superseded()
     manifest.write(self.path, over, self._files)
+
+  def last_cut(self) -> int:
+    """The highest number that a cut in this directory has had; 0: none."""
+    return manifest.last(self.path)
 
   def check_not_superseded(self) -> None:
     """Raises Superseded if another syncer has taken over the run."""

@@ -1,6 +1,7 @@
 """A whole run goes on from a snapshot in a new directory, over gRPC."""
 
 import copy
+import json
 import pathlib
 import shutil
 
@@ -203,6 +204,11 @@ def test_a_restored_run_that_is_killed_goes_on_from_what_it_has(tmp_path, cut):
     ("snapshots/1", "no manifest", "written last"),
     ("snapshots/latest", "no manifest", "(none)"),
     ("snapshots/1", "manifest", "manifest.json is damaged"),
+    ("snapshots/1", "another number", "is of snapshot 2"),
+    ("snapshots/7", "another directory", "is of snapshot 1"),
+    ("snapshots/1", "another clock", "the clock is"),
+    ("snapshots/1", "another learner", "the learners, with the skipped"),
+    ("snapshots/1", "a learner less", "the learners, with the skipped"),
     ("snapshots/1", "syncer", "is damaged"),
     ("snapshots/1", "no seal", "it has no seal.json"),
   ],
@@ -230,6 +236,16 @@ def damage(directory: pathlib.Path, change):
       (directory / "manifest.json").unlink()
     case "manifest":
       (directory / "manifest.json").write_text('{"snapshot": 1')
+    case "another directory":
+      shutil.copytree(directory, directory.with_name("7"))
+    case "another number":
+      edit(directory, snapshot=2)
+    case "another clock":
+      edit(directory, clock=[[1, 1], [1, 1]])
+    case "another learner":
+      edit(directory, learners=["a", "b", "eve"])
+    case "a learner less":
+      edit(directory, learners=["a", "b"])
     case "no seal":
       (directory / "syncer" / "seal.json").unlink()
     case "syncer":
@@ -240,6 +256,11 @@ def damage(directory: pathlib.Path, change):
       data = bytearray(biggest.read_bytes())
       data[len(data) // 2] ^= 1
       biggest.write_bytes(data)
+
+
+def edit(directory: pathlib.Path, **values):
+  path = directory / "manifest.json"
+  path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A learner's part of a cut comes back as it was, or is refused by name."""
 
 import dataclasses
+import shutil
 
 import jax
 import numpy as np
@@ -12,6 +13,8 @@ from ddiloco_jax.launch import cuts, starting, training
 from ddiloco_jax.learner import part as parts
 from ddiloco_jax.learner.anchor import Anchor
 from ddiloco_jax.protocol import events
+from ddiloco_jax.syncer import manifest
+from ddiloco_jax.syncer.files import OsFiles
 from ddiloco_jax.wire import port
 from tests.support import small
 
@@ -141,3 +144,26 @@ def test_a_part_of_another_cut_is_refused(model, spec, saved, origin, said):
 
   with pytest.raises(ValueError, match=said):
     cuts.restore(saved[0], NAME, other, model)
+
+
+def test_a_part_in_the_place_of_another_one_is_refused(model, spec, saved):
+  cut, path, _ = saved
+  shutil.copytree(path, path.with_name("4"))
+  other = dataclasses.replace(spec, origin_snapshot=4)
+
+  with pytest.raises(ValueError, match="is of snapshot 3"):
+    cuts.restore(cut.with_name("4"), NAME, other, model)
+
+
+def test_a_part_must_be_of_the_versions_of_the_manifest(model, spec, saved):
+  cut, path, part = saved
+  cut.mkdir(parents=True)
+  over = events.SnapshotOver(snapshot=NUMBER, clock=part.versions)
+  manifest.write(cut.parent.parent, over, OsFiles())
+  assert cuts.restore(cut, NAME, spec, model)
+
+  older = tuple(events.Version(1, v.n - 1) for v in part.versions)
+  over = dataclasses.replace(over, clock=older)
+  manifest.write(cut.parent.parent, over, OsFiles())
+  with pytest.raises(ValueError, match=f"{path} is of the versions"):
+    cuts.restore(cut, NAME, spec, model)
