@@ -28,7 +28,7 @@ from ddiloco_jax.syncer.heartbeat import Heartbeat
 from ddiloco_jax.syncer.merger import Merger
 from ddiloco_jax.syncer.payloads import PayloadWriter
 from ddiloco_jax.syncer.store import Store
-from ddiloco_jax.syncer.syncer import Syncer
+from ddiloco_jax.syncer.syncer import CutFiles, Syncer
 from ddiloco_jax.training import metrics
 from ddiloco_jax.training.checkpoint import CheckpointError
 
@@ -249,8 +249,12 @@ class SyncerRun:
       self._note,
       make_merger,
       now=lambda: time.monotonic() - start,
-      save_cut=lambda number, tensors, state: self.store.save_cut(
-        number, tensors, state, self._record
+      cut_files=CutFiles(
+        lambda number, tensors, state: self.store.save_cut(
+          number, tensors, state, self._record
+        ),
+        self.store.name_cut,
+        self._cut_failed,
       ),
     )
 
@@ -282,15 +286,26 @@ class SyncerRun:
     Raises:
       WriteFailed: it is to stop.
     """
-    reason = f"{what} in {self.store.path}: {error}"
-    _log.error("%s; run.on_write_error=%s", reason, self._on_write_error)
-    self._metrics.write({"what": "write_failed", "reason": reason})
-    self.syncer.alarm(reason)
+    reason = self._say_failed(
+      what, error, f"run.on_write_error={self._on_write_error}"
+    )
     if self._on_write_error == "stop":
       raise exits.WriteFailed(
         f"{reason}. What was published is durable: make room, or make the"
         " directory writable, and go on with --restore."
       ) from error
+
+  def _cut_failed(self, number: int, error: Exception) -> None:
+    self._say_failed(
+      f"snapshot {number} is not", error, "the run goes on without it"
+    )
+
+  def _say_failed(self, what: str, error: Exception, then: str) -> str:
+    reason = f"{what} in {self.store.path}: {error}"
+    _log.error("%s; %s", reason, then)
+    self._metrics.write({"what": "write_failed", "reason": reason})
+    self.syncer.alarm(reason)
+    return reason
 
   def _num_merges(self) -> int:
     return sum(f.version.n for f in self.syncer.state.fragments)
@@ -315,8 +330,6 @@ class SyncerRun:
         " published is durable: make room, and go on with --restore."
       ) from error
     for effect in effects:
-      if isinstance(effect, events.SnapshotOver) and not effect.reason:
-        self.store.name_cut(effect)
       if line := run_log.metrics_line(effect):
         self._metrics.write({"time": event.time, "t": state.t, **line})
 

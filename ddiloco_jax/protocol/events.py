@@ -285,7 +285,7 @@ class Captured(Event):
   """The syncer has copied its own part of a cut.
 
   Attributes:
-    path: Where it is on disk; empty while it is being written.
+    path: Where the cut is on disk, with who is in it; empty before.
     failure: Why it cannot be written.
   """
 

@@ -4,7 +4,8 @@ No round opens until the open ones are over; then V is the clock of the cut, and
 every live learner gets a marker with it. Rounds open again once each of them
 has said that it holds V, and the syncer has copied its own part: a learner
 looks at its marker before it adopts anything newer, so nothing after V gets
-into the cut while files are still being written. Every wait has a bound.
+into the cut while files are still being written. When all have answered, the
+syncer writes who is in it; then it is a cut. Every wait has a bound.
 (Chandy and Lamport, 1985; arXiv 2604.21428, App. E.)
 """
 
@@ -53,7 +54,7 @@ def marker_done(turn: Turn, event: events.MarkerDone) -> None:
 
 
 def captured(turn: Turn, event: events.Captured) -> None:
-  """The syncer has a copy of its tensors at V, or has them on disk."""
+  """The syncer has a copy of its tensors at V, or the whole cut is on disk."""
   cut = turn.cut
   if cut is None or event.snapshot != cut.snapshot:
     return
@@ -88,6 +89,18 @@ def progress(turn: Turn) -> None:
       _over(turn, cut, f"round {names} did not close; take it again")
   else:
     _collect(turn, cut)
+
+
+def result(cut: Cut, reason: str = "") -> events.SnapshotOver:
+  """What is said of a cut in which all have answered; a reason: given up."""
+  return events.SnapshotOver(
+    snapshot=cut.snapshot,
+    reason=reason,
+    path=cut.path,
+    clock=cut.clock,
+    learners=cut.saved,
+    skipped=cut.skipped,
+  )
 
 
 def write_until(turn: Turn | State, cut: Cut) -> float:
@@ -140,16 +153,7 @@ def _collect(turn: Turn, cut: Cut) -> None:
 
 def _over(turn: Turn, cut: Cut, reason: str) -> None:
   turn.cut = None
-  turn.emit(
-    events.SnapshotOver(
-      snapshot=cut.snapshot,
-      reason=reason,
-      path=cut.path,
-      clock=cut.clock,
-      learners=cut.saved,
-      skipped=cut.skipped,
-    )
-  )
+  turn.emit(result(cut, reason))
 
 
 def _is_here(turn: Turn, member: Member) -> bool:

@@ -11,19 +11,42 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
+from typing import NamedTuple
 
 from ddiloco_jax.algorithm import merge
-from ddiloco_jax.protocol import check, events, machine, recovery, status
+from ddiloco_jax.protocol import (
+  check,
+  events,
+  machine,
+  recovery,
+  snapshots,
+  status,
+)
+from ddiloco_jax.protocol.state import Cut
 from ddiloco_jax.syncer import checks, notices
 from ddiloco_jax.syncer.control import Control
+from ddiloco_jax.syncer.errors import Superseded
 from ddiloco_jax.syncer.inbox import Inbox, Reply
 from ddiloco_jax.syncer.merger import Merger, Tensors
-from ddiloco_jax.training.checkpoint import CheckpointError
 from ddiloco_jax.wire import codec, port
 from ddiloco_jax.wire.status import ServiceError
 
-SaveCut = Callable[[int, Tensors, machine.State], str]
 _KEPT = (events.Outcome.ACCEPTED, events.Outcome.CARRIED)
+
+
+class CutFiles(NamedTuple):
+  """What writes cuts, from a thread of its own.
+
+  Attributes:
+    save: Writes the syncer's part of a cut, given its number; returns the cut's
+      path once it is on disk.
+    name: Writes what a cut holds; only then it is one.
+    failed: Told of what one of these raised; the run goes on without the cut.
+  """
+
+  save: Callable[[int, Tensors, machine.State], str]
+  name: Callable[[events.SnapshotOver], None]
+  failed: Callable[[int, Exception], None]
 
 
 class Syncer:
@@ -36,8 +59,7 @@ class Syncer:
       under the lock: it must be quick.
     make_merger: Builds the merger, given the callbacks `done` and `failed`.
     now: Seconds since the run began, monotonic.
-    save_cut: Writes the syncer's part of a cut, given its number; returns its
-      path once it is on disk. Without it no cut is taken.
+    cut_files: See CutFiles. Without them no cut is taken.
   """
 
   def __init__(
@@ -47,14 +69,14 @@ class Syncer:
     record: Callable[..., None],
     make_merger: Callable[..., Merger],
     now: Callable[[], float] = time.monotonic,
-    save_cut: SaveCut | None = None,
+    cut_files: CutFiles | None = None,
   ):
     assert state.end is None, "a run that has ended is not served"
     self._spec = spec
     self._state = state
     self._record = record
     self._now = now
-    self._save_cut = save_cut
+    self._cut_files = cut_files
     self._cuts: dict[int, events.SnapshotOver] = {}
     self._lock = threading.RLock()
     self._changed = threading.Condition(self._lock)
@@ -247,7 +269,7 @@ class Syncer:
       ServiceError: FAILED_PRECONDITION where there is none to be had, ABORTED
         where it was given up; with the reason.
     """
-    if self._save_cut is None:
+    if self._cut_files is None:
       raise ServiceError(
         "FAILED_PRECONDITION",
         "this syncer has no directory to put a snapshot into.",
@@ -353,24 +375,49 @@ class Syncer:
         self._end(who)
 
   def _capture(self, marker: events.Marker, state: machine.State) -> None:
-    """Copies the syncer's part of a cut, then writes it.
+    """Copies the syncer's part of a cut, then writes it, then names the cut.
 
     The state is that of the marker: whatever a learner has said in it, the
     learner had done before it saved its own part.
     """
     try:
-      assert self._save_cut
       tensors, _ = self.snapshot()
       self._feed(events.Captured(snapshot=marker.snapshot))
-      try:
-        path, failure = self._save_cut(marker.snapshot, tensors, state), ""
-      except (OSError, CheckpointError) as error:
-        path, failure = "", str(error)  # The run goes on without this cut.
-      self._feed(
-        events.Captured(snapshot=marker.snapshot, path=path, failure=failure)
-      )
+      if captured := self._write_cut(marker.snapshot, tensors, state):
+        self._feed(captured)
     except BaseException as error:
       self._fail(error)
+
+  def _write_cut(
+    self, number: int, tensors: Tensors, state: machine.State
+  ) -> events.Captured | None:
+    """Where a cut is on disk, or why not; None if it is over before."""
+    files = self._cut_files
+    assert files
+    try:
+      path = files.save(number, tensors, state)
+      cut = self._await_answers(number)
+      if cut is None:
+        return None
+      files.name(snapshots.result(cut._replace(path=path)))
+    except Superseded:
+      raise
+    except Exception as error:  # The run goes on without this cut.
+      files.failed(number, error)
+      why = str(error) or repr(error)
+      return events.Captured(snapshot=number, failure=why)
+    return events.Captured(snapshot=number, path=path)
+
+  def _await_answers(self, number: int) -> Cut | None:
+    """A cut that every learner has answered, or is late for; None: it is over."""
+    with self._changed:
+      while (cut := self._state.cut) and cut.snapshot == number:
+        if self._over.is_set():
+          return None
+        if not cut.awaited:
+          return cut
+        self._changed.wait()
+    return None
 
   def _welcome(self, effect: events.Welcome, control: Control) -> None:
     who = effect.learner, effect.incarnation

@@ -105,9 +105,10 @@ def served_run(
   restore=False,
   theta=None,
   snapshot=None,
+  files=None,
 ) -> Iterator[ServedRun]:
   theta = THETA if theta is None else theta
-  start = serving.Start(cfg, run_dir, theta, snapshot)
+  start = serving.Start(cfg, run_dir, theta, snapshot, files)
   with serving.serving(start, "127.0.0.1:0", restore=restore) as served:
     run = ServedRun(served, run_dir)
     try:
