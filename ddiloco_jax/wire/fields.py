@@ -14,6 +14,10 @@ from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError
 
 LEARNER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+ID_RULE = (
+  "it has 1 to 64 letters, digits, '.', '_' or '-', and starts with a letter or"
+  " digit"
+)
 # No scheme: who dials it connects to nothing but a TCP port.
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]{1,253}):(\d{1,5})")
 MAX_ITEMS = 1 << 16  # Of a list: fragments, shards. The run knows how many.
@@ -99,11 +103,7 @@ def address_from_pb(name: str, value: str) -> str:
 
 def learner_from_pb(name: str, value: str) -> str:
   if not LEARNER_ID.fullmatch(value):
-    raise invalid(
-      name,
-      f"{value[:MAX_TEXT]!r}; it has 1 to 64 letters, digits, '.', '_' or '-',"
-      " and starts with a letter or digit",
-    )
+    raise invalid(name, f"{value[:MAX_TEXT]!r}; {ID_RULE}")
   return value
 
 

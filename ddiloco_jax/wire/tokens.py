@@ -10,11 +10,13 @@ import hashlib
 import hmac
 import os
 import pathlib
+import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
+from ddiloco_jax.wire import fields
 from ddiloco_jax.wire.options import WireConfig
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError, abort
@@ -32,7 +34,10 @@ _STATUS_METHODS = frozenset(
 _OURS = f"/{pb.DESCRIPTOR.package}."  # Health and reflection are open.
 _HEADER = "authorization"
 _SCHEME = "Bearer "
-_MIN_LENGTH = 16
+# The longest leaves room for the rest of options.MAX_METADATA_BYTES.
+_MIN_LENGTH, _MAX_LENGTH = 16, 1024
+_TOKEN = re.compile(r'[!"$-~]+')  # Printable ASCII without '#'.
+_COMMENT = re.compile(r"(?:^|[ \t])#.*")
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -107,18 +112,16 @@ def read_tokens(cfg: WireConfig, env: Mapping[str, str] = os.environ) -> Tokens:
   admins = _read(
     "wire.admin_token_file", cfg.admin_token_file, ADMIN_TOKENS_VARIABLE, env
   )
-  if any(token.learner for token in admins):
-    raise ValueError(
-      "an admin's token is bound to an id: wire.admin_token_file has one token"
-      " a line and nothing else."
-    )
-  shared = {t.secret for t in learners} & {t.secret for t in admins}
-  if shared:
-    raise ValueError(
-      "a token is both a learner's and an admin's: whoever has the one could"
-      " do what the other may. Give admins tokens of their own."
-    )
-  return Tokens(learners, admins)
+  for line in admins:
+    if line.token.learner:
+      raise ValueError(
+        f"{line.where} binds an admin's token to an id: an admin's line is the"
+        " token and nothing else."
+      )
+  _check_once((*learners, *admins))
+  return Tokens(
+    tuple(line.token for line in learners), tuple(line.token for line in admins)
+  )
 
 
 def as_metadata(token: Token | None) -> Metadata:
@@ -159,8 +162,8 @@ class Gate(grpc.ServerInterceptor):
     if token and token.learner not in ("", learner):
       raise ServiceError(
         "UNAUTHENTICATED",
-        f"the token is bound to learner {token.learner!r}, and this is learner"
-        f" {learner!r}: give each learner the token of its own id.",
+        f"the token is bound to another id, and this is learner {learner!r}:"
+        " give each learner the token of its own id.",
       )
 
   def _check(self, method: str, metadata: Iterable[Any]) -> None:
@@ -239,46 +242,76 @@ def _refusing(error: ServiceError) -> grpc.RpcMethodHandler:
   return grpc.stream_stream_rpc_method_handler(refuse)
 
 
+class _Line(NamedTuple):
+  """A token, and where it is written: a number and a file, no word of it."""
+
+  where: str
+  token: Token
+
+
 def _read(
   setting: str, path: str, variable: str, env: Mapping[str, str]
-) -> tuple[Token, ...]:
-  where = f"{setting}={path}" if path else f"${variable}"
+) -> tuple[_Line, ...]:
+  source = f"{setting}={path}" if path else f"${variable}"
   if path:
     try:
-      text = pathlib.Path(path).read_text("utf-8")
+      text = pathlib.Path(path).read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
       raise ValueError(
-        f"{where} cannot be read: {error}. It is a text file of tokens, one a"
+        f"{source} cannot be read: {error}. It is a text file of tokens, one a"
         " line."
       ) from None
   elif variable in env:
     text = env[variable]
   else:
     return ()
-  lines = ((n, line.split("#")[0].split()) for n, line in _numbered(text))
-  tokens = tuple(_parse(where, n, words) for n, words in lines if words)
-  if not tokens:  # Nobody sets it to ask for none.
+  lines = []
+  for number, line in enumerate(text.split("\n"), 1):
+    if words := _words(line):
+      where = f"line {number} of {source}"
+      lines.append(_Line(where, _parse(where, words)))
+  if not lines:  # Nobody sets it to ask for none.
     raise ValueError(
-      f"{where} has no token: write one a line, or do not set it."
+      f"{source} has no token: write one a line, or do not set it."
     )
-  return tokens
+  return tuple(lines)
 
 
-def _numbered(text: str) -> Iterable[tuple[int, str]]:
-  return enumerate(text.splitlines(), 1)
+def _words(line: str) -> list[str]:
+  """Between blanks and tabs only: what else a line holds is to be seen."""
+  bare = _COMMENT.sub("", line.rstrip("\r"))
+  return [word for word in re.split(r"[ \t]+", bare) if word]
 
 
-def _parse(where: str, line: int, words: list[str]) -> Token:
+def _parse(where: str, words: list[str]) -> Token:
+  """No error repeats a word: it may be a secret in the wrong column."""
   if len(words) > 2:
     raise ValueError(
-      f"line {line} of {where} has {len(words)} words; it must be 'TOKEN' or"
+      f"{where} has {len(words)} words; it must be 'TOKEN' or"
       " 'LEARNER_ID TOKEN'."
     )
   secret, learner = words[-1], words[0] if len(words) == 2 else ""
-  if not (secret.isascii() and len(secret) >= _MIN_LENGTH):
+  if learner and not fields.LEARNER_ID.fullmatch(learner):
     raise ValueError(
-      f"line {line} of {where}: a token of {len(secret)} characters; it must"
-      f" be ASCII and at least {_MIN_LENGTH} long, as `openssl rand -hex 32`"
-      " makes it."
+      f"{where} begins with what is no learner's id: {fields.ID_RULE}."
+    )
+  fits = _MIN_LENGTH <= len(secret) <= _MAX_LENGTH
+  if not (fits and _TOKEN.fullmatch(secret)):
+    raise ValueError(
+      f"{where} has a token of {len(secret)} characters; it must have"
+      f" {_MIN_LENGTH} to {_MAX_LENGTH}, all of them printable ASCII and none a"
+      " '#', as `openssl rand -hex 32` makes it."
     )
   return Token(secret, learner)
+
+
+def _check_once(lines: Iterable[_Line]) -> None:
+  """Refuses a token that is written twice: whose it is would be anyone's
+  guess, and whoever has it could do what either may."""
+  first: dict[str, str] = {}
+  for where, token in lines:
+    other = first.setdefault(token.secret, where)
+    if other != where:
+      raise ValueError(
+        f"{other} and {where} have the same token: give each a token of its own."
+      )

@@ -214,7 +214,7 @@ def test_a_bound_token_is_good_for_its_id_only(serve):
   )
   client = Client(run.address, WireConfig(token_file=bound), "ada")
 
-  with pytest.raises(ServiceError, match="bound to learner 'ada'") as caught:
+  with pytest.raises(ServiceError, match="bound to another id") as caught:
     next(client.join(hello).notices())
   ada = dataclasses.replace(hello, learner="ada")
   stream = client.join(ada)
@@ -262,7 +262,19 @@ def test_plaintext_off_loopback_needs_insecure_and_tls_does_not():
     ((LEARNER_TOKEN, f"a b {LEARNER_TOKEN}"), "line 2 .* 3 words"),
     (("# nothing",), "has no token"),
     ((f"ada {LEARNER_TOKEN}",), "no line for learner '0'"),
-    ((ADMIN_TOKEN,), "both a learner's and an admin's"),
+    ((OTHER_TOKEN, ADMIN_TOKEN), "line 2 of .* and line 1 of .* same token"),
+    ((f"ada {LEARNER_TOKEN}", f"bob {LEARNER_TOKEN}"), "line 1 .* line 2 .*"),
+    ((LEARNER_TOKEN, f"ada {LEARNER_TOKEN}"), "line 1 .* line 2 .* same token"),
+    ((f"ada {LEARNER_TOKEN}",) * 2, "line 1 .* line 2 .* same token"),
+    (("", f"{LEARNER_TOKEN} ada"), "line 2 .* 3 characters"),
+    ((f"{LEARNER_TOKEN}!! {OTHER_TOKEN}",), "line 1 .* no learner's id"),
+    ((f"ada\v{LEARNER_TOKEN}",), "line 1 .* printable ASCII"),
+    ((f"ada {LEARNER_TOKEN}\x00b",), "line 1 .* printable ASCII"),
+    ((f"{LEARNER_TOKEN}\x1c{OTHER_TOKEN}",), "line 1 .* printable ASCII"),
+    ((f"{LEARNER_TOKEN}\x7f",), "line 1 .* printable ASCII"),
+    ((f"{LEARNER_TOKEN}é",), "line 1 .* printable ASCII"),
+    ((f"{LEARNER_TOKEN}#old",), "line 1 .* none a '#'"),
+    (("x" * 1025,), "line 1 .* 1025 characters; it must have 16 to 1024"),
   ],
 )
 def test_a_token_file_that_cannot_be_names_the_line_and_no_token(lines, says):
@@ -274,6 +286,62 @@ def test_a_token_file_that_cannot_be_names_the_line_and_no_token(lines, says):
     wire_tokens.read_tokens(cfg).of_learner("0")
 
   assert "0123456789" not in str(caught.value)
+
+
+def test_an_admins_line_is_a_token_only():
+  cfg = WireConfig(admin_token_file=token_file("", f"ada {ADMIN_TOKEN}"))
+
+  with pytest.raises(ValueError, match=r"line 2 of .* nothing else"):
+    wire_tokens.read_tokens(cfg)
+
+
+@pytest.mark.parametrize(
+  "text",
+  [
+    f"\ufeffada {LEARNER_TOKEN}\n{OTHER_TOKEN}\n",
+    f"ada {LEARNER_TOKEN}\r\n{OTHER_TOKEN}\r\n",
+    f"# since May\n\n  ada\t{LEARNER_TOKEN}  # hers\n{OTHER_TOKEN}",
+  ],
+)
+def test_what_editors_and_people_add_is_no_part_of_a_token(tmp_path, text):
+  (tmp_path / "tokens").write_bytes(text.encode())
+  cfg = WireConfig(token_file=str(tmp_path / "tokens"))
+
+  assert wire_tokens.read_tokens(cfg, {}).learners == (
+    wire_tokens.Token(LEARNER_TOKEN, "ada"),
+    wire_tokens.Token(OTHER_TOKEN),
+  )
+
+
+# The longest, and every character that a token may have.
+@pytest.mark.parametrize(
+  "token",
+  ["x" * 1024, "".join(chr(c) for c in range(0x21, 0x7F) if chr(c) != "#")],
+)
+def test_every_token_that_a_file_may_have_is_said_and_heard(serve, token):
+  cfg = WireConfig(token_file=token_file(f"ada {token}"))
+  run = serve(cfg)
+  client = Client(run.address, cfg, "ada")
+
+  assert client.get_run() == run.syncer.get_run()
+  client.close()
+
+
+def test_columns_that_were_swapped_show_no_token_to_a_caller(serve):
+  # Long enough for a token, both of them: nothing tells which is the id.
+  swapped = token_file(f"{LEARNER_TOKEN} learner-of-a-long-name")
+  run = serve(WireConfig(token_file=swapped))
+  cfg = WireConfig(token_file=token_file("learner-of-a-long-name"))
+  client = Client(run.address, cfg, "ada")
+  hello = port.Hello(
+    learner="ada", nonce="n", layout_digest=run.layout.digest()
+  )
+
+  with pytest.raises(ServiceError, match="bound to another id") as caught:
+    next(client.join(hello).notices())
+  client.close()
+
+  assert LEARNER_TOKEN not in str(caught.value)
 
 
 def test_the_environment_has_tokens_where_no_file_is_named():
