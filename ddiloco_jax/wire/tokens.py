@@ -33,7 +33,7 @@ _STATUS_METHODS = frozenset(
 )
 _OURS = f"/{pb.DESCRIPTOR.package}."  # Health and reflection are open.
 _HEADER = "authorization"
-_SCHEME = "Bearer "
+_SCHEME = "Bearer"
 # The longest leaves room for the rest of options.MAX_METADATA_BYTES.
 _MIN_LENGTH, _MAX_LENGTH = 16, 1024
 _TOKEN = re.compile(r'[!"$-~]+')  # Printable ASCII without '#'.
@@ -126,7 +126,7 @@ def read_tokens(cfg: WireConfig, env: Mapping[str, str] = os.environ) -> Tokens:
 
 def as_metadata(token: Token | None) -> Metadata:
   """What goes with every call."""
-  return ((_HEADER, _SCHEME + token.secret),) if token else ()
+  return ((_HEADER, f"{_SCHEME} {token.secret}"),) if token else ()
 
 
 class Gate(grpc.ServerInterceptor):
@@ -219,8 +219,10 @@ def _unknown(said: str, who: str, setting: str, variable: str) -> ServiceError:
 
 def _said(metadata: Iterable[Any]) -> str:
   for key, value in metadata:
-    if key == _HEADER and isinstance(value, str) and value.startswith(_SCHEME):
-      return value[len(_SCHEME) :]
+    if key == _HEADER and isinstance(value, str):
+      scheme, _, said = value.partition(" ")
+      if scheme.lower() == _SCHEME.lower():  # RFC 7235: in any case.
+        return said.strip(" ")
   return ""
 
 

@@ -327,6 +327,29 @@ def test_every_token_that_a_file_may_have_is_said_and_heard(serve, token):
   client.close()
 
 
+@pytest.mark.parametrize("scheme", ["Bearer ", "bearer ", "BEARER  "])
+def test_the_scheme_is_heard_in_any_case(serve, scheme):
+  run = serve(WireConfig(token_file=token_file(LEARNER_TOKEN)))
+  metadata = (("authorization", scheme + LEARNER_TOKEN),)
+
+  with grpc.insecure_channel(run.address) as channel:
+    call = methods.make_call(channel, "GetRun", metadata=metadata)
+    answer = call(pb.GetRunRequest(), timeout=10.0)
+
+  assert answer.run_id == run.syncer.get_run().run_id
+
+
+@pytest.mark.parametrize("scheme", ["", "Basic ", "bearer"])
+def test_another_scheme_is_no_token(serve, scheme):
+  run = serve(WireConfig(token_file=token_file(LEARNER_TOKEN)))
+  metadata = (("authorization", scheme + LEARNER_TOKEN),)
+
+  with grpc.insecure_channel(run.address) as channel:
+    call = methods.make_call(channel, "GetRun", metadata=metadata)
+    with pytest.raises(grpc.RpcError, match="no token was sent"):
+      call(pb.GetRunRequest(), timeout=10.0)
+
+
 def test_columns_that_were_swapped_show_no_token_to_a_caller(serve):
   # Long enough for a token, both of them: nothing tells which is the id.
   swapped = token_file(f"{LEARNER_TOKEN} learner-of-a-long-name")
