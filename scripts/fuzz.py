@@ -86,7 +86,11 @@ def fuzz(args: argparse.Namespace, base: pathlib.Path) -> dict[str, Any]:
   with processes.ending() as start:
     syncer, address = start_syncer(start, base)
     learner = NumpyLearner(
-      Client(address, WireConfig(token_file=str(base / "tokens")), "healthy"),
+      Client(
+        address,
+        WireConfig(token_file=str(base / "tokens")),
+        learner="healthy",
+      ),
       "healthy",
     )
     learner.start()

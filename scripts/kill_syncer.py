@@ -309,10 +309,11 @@ def kill_all(base: pathlib.Path, args: argparse.Namespace) -> dict:
   rng = random.Random(args.seed)
   syncer = Syncer(base, args)
   syncer.start()
-  clients = [Client(syncer.address) for _ in range(args.learners)]
+  names = [f"l{i}" for i in range(args.learners)]
+  clients = [Client(syncer.address, learner=name) for name in names]
   learners = [
-    Watched(client, f"l{i}", step_s=args.step_s)
-    for i, client in enumerate(clients)
+    Watched(client, name, step_s=args.step_s)
+    for client, name in zip(clients, names, strict=True)
   ]
   for learner in learners:
     learner.start()

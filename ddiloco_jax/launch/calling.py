@@ -11,6 +11,7 @@ from ddiloco_jax.learner.client import Client
 from ddiloco_jax.wire import listening
 from ddiloco_jax.wire.options import WireConfig
 from ddiloco_jax.wire.status import ServiceError
+from ddiloco_jax.wire.tokens import ONLOOKER
 
 _FLAGS = {
   "tls_ca": "speak TLS with a syncer whose certificate this CA signed",
@@ -43,7 +44,9 @@ def connect(
   """A client of the syncer that flags name; ends the process if they cannot."""
   try:
     listening.parse_address(flags.address)
-    return Client(flags.address, wire_config(flags, timeout_s))
+    return Client(
+      flags.address, wire_config(flags, timeout_s), learner=ONLOOKER
+    )
   except ValueError as error:
     parser.error(str(error))
 

@@ -20,6 +20,7 @@ from ddiloco_jax.learner.client import Client
 from ddiloco_jax.wire.options import WireConfig
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError
+from ddiloco_jax.wire.tokens import ONLOOKER
 
 _TURN_S = 0.1  # A planned kill and a dead process are seen within this.
 _STATUS_S = 1.0
@@ -85,7 +86,7 @@ class Watch:
 
   def __init__(self, address: str, cfg: WireConfig):
     self.status: pb.Status | None = None
-    self._client = Client(address, cfg)
+    self._client = Client(address, cfg, learner=ONLOOKER)
     self._asked_at = 0.0
 
   def refresh(self) -> None:

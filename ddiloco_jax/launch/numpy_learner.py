@@ -40,7 +40,8 @@ def run_learner(flags: argparse.Namespace, settings: Settings) -> int:
   """Trains as one learner of a run until it ends; returns the exit code.
 
   Raises:
-    BadUsage: text that is no bytes, or a run of another model.
+    BadUsage: text that is no bytes, a run of another model, or a token or
+      certificate that cannot be used.
     SyncerLost, Stopped, ServiceError: as `Learner.train`.
   """
   asked_to_stop: list[int] = []
@@ -52,9 +53,10 @@ def run_learner(flags: argparse.Namespace, settings: Settings) -> int:
 
   run, wire = settings["run"], WireConfig(**settings["wire"])
   addresses = flags.syncer.split(",")
-  client = Client(addresses, wire)
   name = flags.learner_id
-  served = peer.serve_state(name, run["state_address"], addresses[0], wire)
+  with exits.edge():
+    client = Client(addresses, wire, learner=name)
+    served = peer.serve_state(name, run["state_address"], addresses[0], wire)
   desk, server = served or (None, None)
   link = Link(
     client,

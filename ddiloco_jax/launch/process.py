@@ -119,7 +119,7 @@ def join(
     OSError, ValueError: it cannot serve where it is told to.
   """
   addresses = syncer.split(",")
-  client = Client(addresses, cfg.wire, learner)
+  client = Client(addresses, cfg.wire, learner=learner)
   served = peer.serve_state(
     learner, cfg.run.state_address, addresses[0], cfg.wire
   )

@@ -22,6 +22,7 @@ from ddiloco_jax.report import ordeal, report, verdict
 from ddiloco_jax.wire.options import WireConfig
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError
+from ddiloco_jax.wire.tokens import ONLOOKER
 
 _TURN_S = 0.05
 _FIRST_STEPS_S = 600.0  # Everybody has taken a step by then, or it is over.
@@ -195,7 +196,9 @@ class _Watcher:
   def __init__(self, address: str):
     self.status: pb.Status | None = None
     self.offsets: dict[int, float] = {}
-    self._client = Client(address, WireConfig(call_timeout_s=2.0))
+    self._client = Client(
+      address, WireConfig(call_timeout_s=2.0), learner=ONLOOKER
+    )
     self._over = threading.Event()
     self._thread = threading.Thread(target=self._ask, daemon=True)
     self._thread.start()

@@ -39,7 +39,7 @@ class Client:
       found: where one is not reached, or serves an older epoch than this
       client has seen, the next call tries the next one.
     cfg: The wire's settings; chunk_bytes and formats come from the run.
-    learner: Whose token is sent; None: an admin's, if there is one.
+    learner: Whose token is sent; ONLOOKER: an admin's, if there is one.
 
   Raises:
     ValueError: no address; a token or certificate that cannot be used, or that
@@ -50,7 +50,8 @@ class Client:
     self,
     addresses: str | Sequence[str],
     cfg: options.WireConfig | None = None,
-    learner: str | None = None,
+    *,
+    learner: str | tokens.Onlooker,
   ):
     self._addresses = (
       (addresses,) if isinstance(addresses, str) else tuple(addresses)
@@ -64,7 +65,9 @@ class Client:
     self._cfg = cfg or options.WireConfig()
     known = tokens.read_tokens(self._cfg)
     self._token = (
-      known.of_onlooker() if learner is None else known.of_learner(learner)
+      known.of_onlooker()
+      if isinstance(learner, tokens.Onlooker)
+      else known.of_learner(learner)
     )
     self._peer_token = known.of_peer()
     for address in self._addresses:

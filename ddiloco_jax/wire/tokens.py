@@ -12,7 +12,7 @@ import os
 import pathlib
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import grpc
 
@@ -53,6 +53,13 @@ class Token:
 
   secret: str = dataclasses.field(repr=False)
   learner: str = ""
+
+
+class Onlooker:
+  """Who calls and is no learner: asks for the status, or is an admin."""
+
+
+ONLOOKER: Final = Onlooker()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

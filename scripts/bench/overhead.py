@@ -131,7 +131,7 @@ def measure(args):
   with tempfile.TemporaryDirectory() as run_dir:
     child, address = start_syncer(cfg, run_dir)
     try:
-      gate = Gate(Client(address, cfg.wire), "0")
+      gate = Gate(Client(address, cfg.wire, learner="0"), "0")
       cfg, _ = config.with_shared(cfg, gate.run.settings_json)
       model = trainer.Trainer(
         transformer.make_model(cfg.model),

@@ -112,7 +112,7 @@ def test_an_evicted_process_gets_nothing_more(tmp_path):
     ada = LoopLearner(run.address, "ada", paced(0.02), state_address="")
     with learners(ada):
       wait_for(lambda: sum(f.version.n for f in run.status().fragments) >= 2)
-      bob = Client(run.address)
+      bob = Client(run.address, learner="bob")
       control = bob.join(
         port.Hello(
           learner="bob", nonce="n", layout_digest=bob.get_run().layout.digest()

@@ -63,7 +63,7 @@ def distance_after(direction, attack, beyond=0.0):
   served = Served(THETA, rules, merge_cfg=cfg)
   targets = (*TARGETS, 1.04)
   crew = [
-    NumpyLearner(served.client(), str(i), target=target, rate=0.4)
+    NumpyLearner(served.client(str(i)), str(i), target=target, rate=0.4)
     for i, target in enumerate(targets)
   ]
   crew[-1].spoil = attack

@@ -285,7 +285,7 @@ def test_an_idle_learner_is_not_thrown_off_for_its_pings(tmp_path):
     served_run(cfg, tmp_path / "run") as run,
     contextlib.closing(Relay(run.address)) as proxy,
     contextlib.closing(
-      Client(proxy.address, options.WireConfig(keepalive_s=0.2))
+      Client(proxy.address, options.WireConfig(keepalive_s=0.2), learner="ada")
     ) as client,
   ):
     link = Link(client, "ada")

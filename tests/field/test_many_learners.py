@@ -13,6 +13,7 @@ import pytest
 from ddiloco_jax.protocol import events
 from ddiloco_jax.protocol.rules import Rules
 from ddiloco_jax.wire.options import WireConfig
+from ddiloco_jax.wire.tokens import ONLOOKER
 from tests.support.numpy_learner import SPOILS, NumpyLearner
 from tests.support.served import Served, wait_for
 
@@ -34,7 +35,7 @@ def make_run():
     return run
 
   def start(run: Served, name: str, **settings) -> NumpyLearner:
-    learner = NumpyLearner(run.client(), name, **settings)
+    learner = NumpyLearner(run.client(name), name, **settings)
     learners.append(learner)
     learner.start()
     return learner
@@ -69,7 +70,7 @@ def test_a_round_of_forty_learners_completes_and_status_answers_meanwhile(
   # [T12] Thirty-nine wait for the fortieth.
   run = make_run(quorum=40, max_learners=64, num_shards=64)
   learners = [make_run.start(run, f"l{i}", step_s=0.2) for i in range(39)]
-  watcher = run.client()
+  watcher = run.client(ONLOOKER)
   wait_for(lambda: watcher.status().num_training == 39, 30.0)
 
   start = time.monotonic()

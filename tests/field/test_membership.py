@@ -36,7 +36,9 @@ def test_the_next_run_reaches_quorum_with_new_learners_only(tmp_path):
   # [M1] Both learners vanish; two others take the run over.
   cfg = settings(quorum=2, lease_s=1.5)
   with served_run(cfg, tmp_path / "run") as run:
-    old = [NumpyLearner(LoopClient(run), name) for name in ("old-0", "old-1")]
+    old = [
+      NumpyLearner(LoopClient(run, name), name) for name in ("old-0", "old-1")
+    ]
     for learner in old:
       learner.start()
     wait_for(lambda: all(learner.num_included() for learner in old))
@@ -69,8 +71,11 @@ def test_one_killed_in_the_middle_of_a_push_leaves_no_buffer_and_no_gap():
   rules = Rules(num_fragments=2, cycle_steps=4, quorum=1, lease_s=3.0)
   run = Served(theta, rules, learning_rate=0.7)
   try:
-    dying = Dying(run.client())
-    others = [NumpyLearner(run.client(), f"l{i}", step_s=0.1) for i in range(3)]
+    dying = Dying(run.client("victim"))
+    others = [
+      NumpyLearner(run.client(name), name, step_s=0.1)
+      for name in ("l0", "l1", "l2")
+    ]
     victim = NumpyLearner(dying, "victim", step_s=0.1)
     tracemalloc.start()
     try:
@@ -200,10 +205,10 @@ def test_a_learners_own_timeouts_may_not_contradict_the_syncers(tmp_path):
 class LoopClient:
   """A client of a served run that closes with it; what NumpyLearner joins."""
 
-  def __init__(self, run):
+  def __init__(self, run, name):
     from ddiloco_jax.learner.client import Client
 
-    self._client = Client(run.address)
+    self._client = Client(run.address, learner=name)
 
   def __getattr__(self, name):
     return getattr(self._client, name)

@@ -36,7 +36,8 @@ def run_with(*, quorum=1, **each):
   """A syncer and NumpyLearners by name, started."""
   run = Served(THETA, dataclasses.replace(RULES, quorum=quorum))
   made = {
-    name: NumpyLearner(run.client(), name, **how) for name, how in each.items()
+    name: NumpyLearner(run.client(name), name, **how)
+    for name, how in each.items()
   }
   for learner in made.values():
     learner.start()
@@ -124,7 +125,12 @@ def test_no_file_of_a_run_knows_nan(tmp_path):
       LoopLearner(run.address, "bob", Diverged(paced(0.03))),
     ]
     hostile = [
-      NumpyLearner(Client(run.address), name, step_s=0.03, spoil=SPOILS[name])
+      NumpyLearner(
+        Client(run.address, learner=name),
+        name,
+        step_s=0.03,
+        spoil=SPOILS[name],
+      )
       for name in ("nan", "inf", "huge")
     ]
     for learner in hostile:

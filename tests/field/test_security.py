@@ -1,5 +1,6 @@
 """Learners with certificates and tokens, and a service under attack."""
 
+import contextlib
 import dataclasses
 import logging
 import random
@@ -10,12 +11,15 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
+from ddiloco_jax.launch import exits, numpy_model
 from ddiloco_jax.learner.client import Client
 from ddiloco_jax.protocol import events
 from ddiloco_jax.protocol.rules import Rules
 from ddiloco_jax.wire.options import WireConfig
 from scripts.fuzzing.attacks import Target, attack
+from tests.support import processes
 from tests.support.numpy_learner import NumpyLearner
+from tests.support.over_grpc import served_run, settings
 from tests.support.secured import secured, token_file
 from tests.support.served import Served, wait_for
 
@@ -46,7 +50,7 @@ def test_a_learner_restarted_five_times_is_in_the_next_merge_each_time():
   clients = []
 
   def start(name: str) -> NumpyLearner:
-    clients.append(Client(run.address, cfg, name))
+    clients.append(Client(run.address, cfg, learner=name))
     learner = NumpyLearner(clients[-1], name, takeover=True)
     learner.start()
     return learner
@@ -71,6 +75,46 @@ def test_a_learner_restarted_five_times_is_in_the_next_merge_each_time():
   run.close()
 
   assert len(lives) == 6
+
+
+@contextlib.contextmanager
+def numpy_fleet(directory, **sync):
+  """A served run with a token for each id; yields it, and what starts a
+  learner process of an id."""
+  cfg = secured(WireConfig(), token_file=tokens())
+  wire = {f"wire__{k}": v for k, v in dataclasses.asdict(cfg).items()}
+  theta = numpy_model.init_params(0)
+  with (
+    served_run(settings(**sync, **wire), directory, theta=theta) as run,
+    processes.ending() as start,
+  ):
+
+    def learner(name: str) -> processes.Process:
+      argv = processes.module(
+        "ddiloco_jax.launch.numpy_learner",
+        f"--syncer={run.address}",
+        f"--learner_id={name}",
+        f"--run_dir={directory}",
+      )
+      return start(argv, directory / f"{name}.log")
+
+    yield run, learner
+
+
+def test_each_numpy_learner_says_the_token_of_its_own_id(tmp_path):
+  with numpy_fleet(tmp_path / "run", quorum=2) as (run, start):
+    for learner in [start("ada"), start("bob")]:
+      learner.wait_for(
+        lambda: min(f.version.n for f in run.status().fragments) >= 1
+      )
+
+
+def test_a_numpy_learner_without_a_line_is_told_so(tmp_path):
+  with numpy_fleet(tmp_path / "run") as (_, start):
+    eve = start("eve")
+
+    assert eve.wait() == exits.BAD_USAGE
+    assert "error: the token file has no line for learner 'eve'" in eve.said()
 
 
 @hypothesis.settings(

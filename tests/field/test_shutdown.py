@@ -13,6 +13,7 @@ from ddiloco_jax.launch.relay import Relay
 from ddiloco_jax.learner.client import Client
 from ddiloco_jax.protocol import events, tape
 from ddiloco_jax.training.checkpoint import Checkpoints
+from ddiloco_jax.wire.tokens import ONLOOKER
 from tests.support import small
 from tests.support.over_grpc import (
   LoopLearner,
@@ -56,7 +57,7 @@ def test_a_syncer_asked_to_stop_ends_in_order(tmp_path, number):
     four = [
       LoopLearner(address, f"l{i}", paced(0.1, shapes=SHAPES)) for i in range(4)
     ]
-    watcher = Client(address)
+    watcher = Client(address, learner=ONLOOKER)
     with learners(*four):
       wait_for(lambda: min(versions(watcher)) >= 2, 60.0)
       until = time.monotonic() + 10.0  # A merge may be too short to be seen.

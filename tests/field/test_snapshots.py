@@ -92,7 +92,7 @@ def test_the_syncers_part_has_the_bytes_of_its_clock(tmp_path: pathlib.Path):
 
 def test_who_asks_in_the_moment_in_which_a_cut_ends_has_it(tmp_path):
   with served_run(settings(lease_s=2.0), tmp_path) as run:
-    mute = Client(run.address)
+    mute = Client(run.address, learner="mute")
     digest = mute.get_run().layout.digest()
     hello = port.Hello(learner="mute", nonce="n", layout_digest=digest)
     next(iter(mute.join(hello).notices()))

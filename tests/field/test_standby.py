@@ -20,6 +20,7 @@ from ddiloco_jax.syncer.store import Store
 from ddiloco_jax.syncer.watch import Watch
 from ddiloco_jax.wire.options import WireConfig
 from ddiloco_jax.wire.status import ServiceError
+from ddiloco_jax.wire.tokens import ONLOOKER
 from tests.support.books import check_merged
 from tests.support.crashing import LAYOUT, TX, DurableRun
 from tests.support.over_grpc import (
@@ -79,7 +80,7 @@ def health(address):
 
 def said_by(address):
   """What a syncer that does not serve yet answers a call of status with."""
-  client = Client(address)
+  client = Client(address, learner=ONLOOKER)
   try:
     with pytest.raises(ServiceError) as caught:
       client.status()
@@ -215,7 +216,7 @@ def test_a_syncer_that_restores_says_so_and_is_not_serving(tmp_path):
   making = threading.Thread(target=restore, daemon=True)
   making.start()
   wait_for(lambda: files.num_waiting)
-  client = Client(address)
+  client = Client(address, learner=ONLOOKER)
   with pytest.raises(ServiceError, match="restores the run in") as caught:
     client.get_run()
   assert caught.value.code == "UNAVAILABLE"

@@ -116,7 +116,7 @@ class Slow:
   """A scripted learner that goes on from an old version."""
 
   def __init__(self, run: Served):
-    self.run, self.sync, self.step = run, run.client(), 0
+    self.run, self.sync, self.step = run, run.client("slow"), 0
     self.sessions: list[port.Session] = []
     self.notices: queue.SimpleQueue = queue.SimpleQueue()
     self.base: Version | None = None
@@ -184,7 +184,7 @@ def drift(run: Served, to: int) -> None:
   spoil = Spoil(
     delta=lambda d: {k: np.full_like(x, DRIFT) for k, x in d.items()}
   )
-  fast = NumpyLearner(run.client(), "fast", spoil=spoil)
+  fast = NumpyLearner(run.client("fast"), "fast", spoil=spoil)
   fast.start()
   wait_for(lambda: version(run) >= to)
   fast.leave()

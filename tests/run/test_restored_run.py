@@ -73,7 +73,7 @@ class Trains(threading.Thread):
 
   def __init__(self, cfg, run, name, order, snapshot=None):
     super().__init__(name=f"learner-{name}", daemon=True)
-    self._client = Client(run.address)
+    self._client = Client(run.address, learner=name)
     self.link = Link(
       Gated(self._client, order, name),
       name,

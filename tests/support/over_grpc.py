@@ -143,7 +143,7 @@ class LoopLearner(threading.Thread):
     state_address: Where it serves its state; "" for a free port, "off".
     recover_s: See RecoveryConfig.
     save_cut, part: See Learner.
-    wire: Of its client.
+    wire: Of its client, and of its service for peers.
     **link: Settings of LinkConfig.
 
   Attributes:
@@ -169,9 +169,11 @@ class LoopLearner(threading.Thread):
     **link: Any,
   ):
     super().__init__(name=f"loop-{name}", daemon=True)
-    self.client = Client(address, wire)
+    self.client = Client(address, wire, learner=name)
     client = wrap(self.client)
-    served = peer.serve_state(name, state_address, address, WireConfig())
+    served = peer.serve_state(
+      name, state_address, address, wire or WireConfig()
+    )
     self.desk, self._server = served or (None, None)
     where = self._server.address if self._server else ""
     settings = {"connect_timeout_s": 10.0, "state_address": where, **link}

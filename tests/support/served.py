@@ -16,6 +16,7 @@ from ddiloco_jax.syncer.merger import Merger, Tensors
 from ddiloco_jax.syncer.server import Server
 from ddiloco_jax.syncer.syncer import Syncer
 from ddiloco_jax.wire import codec, options, port
+from ddiloco_jax.wire.tokens import ONLOOKER, Onlooker
 
 
 class Served:
@@ -27,7 +28,7 @@ class Served:
     carrier: "grpc" or "in_process".
     learning_rate: Of the outer SGD, which has no momentum.
     merge_cfg: How deltas are merged; averaged if not given.
-    learner: Whose token clients send.
+    learner: Whose token `sync` sends.
 
   Attributes:
     sync: What learners call.
@@ -45,7 +46,7 @@ class Served:
     up_format: str = "float32",
     cfg: options.WireConfig | None = None,
     merge_cfg: merge.MergeConfig | None = None,
-    learner: str | None = None,
+    learner: str | Onlooker = ONLOOKER,
   ):
     shapes = {path: (a.shape, "float32") for path, a in theta.items()}
     self.layout = make_layout(shapes, "tensor", rules.num_fragments)
@@ -53,7 +54,6 @@ class Served:
     self.rules = dataclasses.replace(rules, fragment_params=tuple(sizes))
     self.cfg = cfg or options.WireConfig()
     self._merge_cfg = merge_cfg or merge.MergeConfig(direction="average")
-    self._learner = learner
     self.events: list[events.Event] = []
     self.effects: list[events.Effect] = []
     start = time.monotonic()
@@ -72,11 +72,11 @@ class Served:
       self._server = Server("127.0.0.1:0", self.cfg)
       self._server.serve(self.syncer)
       self.address = self._server.address
-      self.sync = self.client()
+      self.sync = self.client(learner)
 
-  def client(self) -> Client:
+  def client(self, learner: str | Onlooker) -> Client:
     """A client with connections of its own."""
-    self._clients.append(Client(self.address, self.cfg, self._learner))
+    self._clients.append(Client(self.address, self.cfg, learner=learner))
     return self._clients[-1]
 
   def theta(self, p: int, session: port.Session) -> dict[str, np.ndarray]:

@@ -30,6 +30,7 @@ from ddiloco_jax.syncer.service import Service
 from ddiloco_jax.wire import codec, headers, options, port, transfer
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError
+from ddiloco_jax.wire.tokens import ONLOOKER
 from tests.support.served import wait_for
 
 LAYOUT = make_layout(
@@ -170,7 +171,7 @@ def serving(store, cfg: options.WireConfig | None = None):
   cfg = cfg or options.WireConfig()
   server = Server("127.0.0.1:0", cfg)
   server.serve(store)
-  client = Client(server.address, cfg)
+  client = Client(server.address, cfg, learner="ada")
   try:
     yield server, client
   finally:
@@ -387,7 +388,7 @@ def test_a_fault_of_the_syncer_ends_the_stream_and_is_not_swallowed():
 
 def test_no_syncer_is_unavailable_and_the_next_address_is_tried():
   with serving(Store(make_run())) as (server, _):
-    client = Client(("127.0.0.1:1", server.address))
+    client = Client(("127.0.0.1:1", server.address), learner=ONLOOKER)
     with pytest.raises(ServiceError, match=r"127\.0\.0\.1:1") as caught:
       client.get_run()
     run = client.get_run()
@@ -401,7 +402,7 @@ def test_an_older_epoch_is_refused_and_the_next_address_is_tried():
   # A syncer that was stopped, taken over from, and goes on.
   new = Store(make_run(epoch=2), epoch=2)
   with serving(new) as (server, _), serving(Store(make_run())) as (old, _):
-    client = Client((server.address, old.address))
+    client = Client((server.address, old.address), learner="ada")
     assert client.get_run().epoch == 2
     client._leave(0)  # As after a broken connection.
     with pytest.raises(ServiceError, match=f"{old.address} serves epoch 1"):
@@ -417,7 +418,7 @@ def test_an_older_epoch_is_refused_and_the_next_address_is_tried():
 
 
 def test_two_calls_that_fail_at_one_address_leave_it_once():
-  client = Client(("127.0.0.1:1", "127.0.0.1:2"))
+  client = Client(("127.0.0.1:1", "127.0.0.1:2"), learner=ONLOOKER)
   client._leave(0)
   client._leave(0)
   with pytest.raises(ServiceError, match=r"127\.0\.0\.1:2"):
@@ -570,7 +571,7 @@ def test_an_address_beyond_loopback_is_served_where_the_user_says_so():
 
   server = Server("0.0.0.0:0", cfg)
   server.serve(Store(make_run()))
-  client = Client(f"127.0.0.1:{server.port}", cfg)
+  client = Client(f"127.0.0.1:{server.port}", cfg, learner=ONLOOKER)
 
   assert client.get_run() == make_run()
   client.close()
@@ -632,7 +633,7 @@ def test_no_message_sent_is_larger_than_a_chunk_and_its_frame():
     return pb.PushOutcome(outcome=pb.OUTCOME_ACCEPTED).SerializeToString()
 
   with receiving_raw("PushFragment", take) as address:
-    client = Client(address)
+    client = Client(address, learner="ada")
     client.push(reply_header(0, len(data)), codec.chunks(data, 1 << 20))
     client.close()
   with serving(store) as (server, client):

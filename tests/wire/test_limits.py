@@ -11,6 +11,7 @@ from ddiloco_jax.syncer import limits
 from ddiloco_jax.wire import headers, options
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError
+from ddiloco_jax.wire.tokens import ONLOOKER
 from tests.conformance.test_conformance import RULES, THETA, delta, join
 from tests.support.served import Served, wait_for
 
@@ -89,7 +90,7 @@ def test_a_join_beyond_the_rate_is_told_to_come_again(serve):
 
 def test_watchers_are_bounded_and_learners_go_on_beside_them(serve):
   run = serve(max_watchers=2, max_calls=8)
-  clients = [Client(run.address) for _ in range(3)]
+  clients = [Client(run.address, learner=ONLOOKER) for _ in range(3)]
   watches = [client.watch(3600.0) for client in clients]
   for watch in watches[:2]:
     next(watch)

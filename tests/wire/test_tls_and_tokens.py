@@ -22,6 +22,7 @@ from ddiloco_jax.wire import tokens as wire_tokens
 from ddiloco_jax.wire.options import WireConfig
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError
+from ddiloco_jax.wire.tokens import ONLOOKER
 from tests.support.proxy import Proxy
 from tests.support.secured import (
   ADMIN_TOKEN,
@@ -58,9 +59,9 @@ def serve():
     run.close()
 
 
-def fault(address: str, cfg: WireConfig, learner: str | None = "0"):
+def fault(address: str, cfg: WireConfig, learner: str = "0"):
   """What a learner is told that may not get in."""
-  client = Client(address, cfg, learner)
+  client = Client(address, cfg, learner=learner)
   try:
     with pytest.raises(ServiceError) as caught:
       client.get_run()
@@ -153,7 +154,7 @@ def test_tls_towards_a_plaintext_syncer_is_named(serve):
 
 def test_who_has_certificate_and_token_gets_in(serve):
   run = serve(mutual())
-  client = Client(run.address, mutual(), "0")
+  client = Client(run.address, mutual(), learner="0")
 
   assert client.get_run() == run.syncer.get_run()
   client.close()
@@ -163,7 +164,7 @@ def test_who_has_certificate_and_token_gets_in(serve):
 def test_admin_calls_are_denied_to_learners(serve, name):
   run = serve(mutual())
   request = getattr(pb, f"{name}Request")()
-  client = Client(run.address, mutual(), "0")
+  client = Client(run.address, mutual(), learner="0")
 
   with pytest.raises(ServiceError, match="learner's token") as caught:
     client._ask(name, request, 0)
@@ -175,7 +176,7 @@ def test_admin_calls_are_denied_to_learners(serve, name):
 
 def test_an_admin_drains_and_may_not_join(serve):
   run = serve(mutual())
-  admin = Client(run.address, mutual())
+  admin = Client(run.address, mutual(), learner=ONLOOKER)
   hello = port.Hello(learner="0", nonce="n", layout_digest=run.layout.digest())
 
   with pytest.raises(ServiceError, match="admin's token") as caught:
@@ -212,7 +213,7 @@ def test_a_bound_token_is_good_for_its_id_only(serve):
   hello = port.Hello(
     learner="bob", nonce="n", layout_digest=run.layout.digest()
   )
-  client = Client(run.address, WireConfig(token_file=bound), "ada")
+  client = Client(run.address, WireConfig(token_file=bound), learner="ada")
 
   with pytest.raises(ServiceError, match="bound to another id") as caught:
     next(client.join(hello).notices())
@@ -244,7 +245,7 @@ def test_tokens_off_loopback_without_tls_do_not_start(insecure):
   with pytest.raises(ValueError, match=r"without TLS.*wire\.insecure"):
     Server("0.0.0.0:0", cfg)
   with pytest.raises(ValueError, match=r"without TLS.*wire\.insecure"):
-    Client("192.0.2.1:8470", cfg, "0")
+    Client("192.0.2.1:8470", cfg, learner="0")
 
 
 def test_plaintext_off_loopback_needs_insecure_and_tls_does_not():
@@ -321,7 +322,7 @@ def test_what_editors_and_people_add_is_no_part_of_a_token(tmp_path, text):
 def test_every_token_that_a_file_may_have_is_said_and_heard(serve, token):
   cfg = WireConfig(token_file=token_file(f"ada {token}"))
   run = serve(cfg)
-  client = Client(run.address, cfg, "ada")
+  client = Client(run.address, cfg, learner="ada")
 
   assert client.get_run() == run.syncer.get_run()
   client.close()
@@ -355,7 +356,7 @@ def test_columns_that_were_swapped_show_no_token_to_a_caller(serve):
   swapped = token_file(f"{LEARNER_TOKEN} learner-of-a-long-name")
   run = serve(WireConfig(token_file=swapped))
   cfg = WireConfig(token_file=token_file("learner-of-a-long-name"))
-  client = Client(run.address, cfg, "ada")
+  client = Client(run.address, cfg, learner="ada")
   hello = port.Hello(
     learner="ada", nonce="n", layout_digest=run.layout.digest()
   )
@@ -392,7 +393,7 @@ def test_a_variable_that_is_set_and_has_no_token_is_refused(
   with pytest.raises(ValueError, match=rf"\${variable} has no token"):
     Server("127.0.0.1:0", WireConfig())
   with pytest.raises(ValueError, match=rf"\${variable} has no token"):
-    Client("127.0.0.1:1", WireConfig(), "ada")
+    Client("127.0.0.1:1", WireConfig(), learner="ada")
 
 
 @pytest.mark.parametrize(
@@ -407,7 +408,7 @@ def test_a_file_that_is_no_pem_is_named(changes, says):
   cfg = dataclasses.replace(WIRE, **{"tls_ca": certs()["tls_ca"], **changes})
 
   with pytest.raises(ValueError, match=says):
-    Client("127.0.0.1:1", cfg)
+    Client("127.0.0.1:1", cfg, learner=ONLOOKER)
 
 
 def test_a_server_names_the_ca_that_is_none():
