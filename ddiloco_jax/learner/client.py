@@ -69,7 +69,7 @@ class Client:
       if isinstance(learner, tokens.Onlooker)
       else known.of_learner(learner)
     )
-    self._peer_token = known.of_peer()
+    self._known = known
     for address in self._addresses:
       tls.check_may_send(address, self._cfg, self._token)
     tls.channel_credentials(self._cfg)  # Fails now, not at a call.
@@ -147,12 +147,10 @@ class Client:
       call = self._call("RelayState", at, "bulk")(request)
       syncer = self._addresses[at]
       return StateCall(call, lambda error: from_grpc(error, syncer))
-    channel = self._open_to_peer(address)
+    token = self._known.of_donor(request.donor_id)
+    channel = self._open_to_peer(address, token)
     call = methods.make_call(
-      channel,
-      "FetchState",
-      methods.PEER,
-      tokens.as_metadata(self._peer_token),
+      channel, "FetchState", methods.PEER, tokens.as_metadata(token)
     )(request)
     return StateCall(
       call, lambda error: tls.fault(error, address, self._cfg), channel.close
@@ -218,9 +216,11 @@ class Client:
     metadata = tokens.as_metadata(self._token)
     return methods.make_call(channel, name, metadata=metadata)
 
-  def _open_to_peer(self, address: str) -> grpc.Channel:
+  def _open_to_peer(
+    self, address: str, token: tokens.Token | None
+  ) -> grpc.Channel:
     try:
-      return tls.open_channel(address, self._cfg, self._peer_token)
+      return tls.open_channel(address, self._cfg, token)
     except ValueError as error:
       raise ServiceError("FAILED_PRECONDITION", str(error)) from error
 

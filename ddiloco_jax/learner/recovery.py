@@ -144,13 +144,12 @@ class _Attempt:
     return best
 
   def _ask(self, donor: events.Donor) -> tuple[states.State | None, str]:
-    """Three ways, each with a share of the patience: the donor, the donor by
-    way of the syncer, and whom the syncer would ask instead."""
-    ways = (
-      ("peer", donor.address, ()),
-      ("relay", "", ()),
-      ("relay", "", (donor.learner,)),
-    )
+    """Three ways, each with a share of the patience: the donor, if its address
+    was told, the donor by way of the syncer, and whom the syncer would ask
+    instead."""
+    ways = [("relay", "", ()), ("relay", "", (donor.learner,))]
+    if donor.address:
+      ways.insert(0, ("peer", donor.address, ()))
     # One that answers does so at its next boundary.
     share_s = max(self._patience_s / len(ways), 3 * self._link.stamp().step_s)
     is_other = False

@@ -6,6 +6,7 @@ state is kept here, and whatever a donor says is told as its word.
 """
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Iterator
 
@@ -13,7 +14,15 @@ import grpc
 
 from ddiloco_jax.protocol import events
 from ddiloco_jax.syncer import limits
-from ddiloco_jax.wire import fields, methods, options, tls, tokens, transfer
+from ddiloco_jax.wire import (
+  fields,
+  methods,
+  options,
+  port,
+  tls,
+  tokens,
+  transfer,
+)
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError
 
@@ -25,7 +34,7 @@ class Relay:
   """Streams states from donors to those that ask the syncer.
 
   Args:
-    known: Tokens; a donor takes those that it has.
+    known: Tokens; a donor hears the one that it says itself.
   """
 
   def __init__(self, cfg: options.WireConfig, known: tokens.Tokens):
@@ -34,6 +43,15 @@ class Relay:
     self._slots = limits.Slots(
       _MAX_RELAYS, "states on their way through the syncer", "fixed", 1, "fixed"
     )
+
+  def introduce(self, notice: port.Notice) -> port.Notice:
+    """What a learner is told; of a donor that has a token of its own no
+    address: it takes no other, and should hear none of any id."""
+    if not isinstance(notice, port.Welcomed) or notice.donor is None:
+      return notice
+    if not self._known.is_bound(notice.donor.learner):
+      return notice
+    return dataclasses.replace(notice, donor=notice.donor._replace(address=""))
 
   def stream(
     self, request: pb.FetchStateRequest, donor: events.Donor, context
@@ -64,7 +82,7 @@ class Relay:
       donor_id=donor.learner,
       clock=request.clock,
     )  # The session's secret goes no further.
-    token = self._known.of_peer(donor.learner)
+    token = self._known.of_donor(donor.learner)
     with self._open(donor.address, token) as channel:
       call = methods.make_call(
         channel, "FetchState", methods.PEER, tokens.as_metadata(token)

@@ -96,7 +96,7 @@ class Service:
         control.close()  # It went away in between.
       upward.start()
       for stamp, notice in control.notices():
-        yield messages.notice_to_pb(stamp, notice)
+        yield messages.notice_to_pb(stamp, self._relay.introduce(notice))
       if upward.error:
         raise upward.error
 

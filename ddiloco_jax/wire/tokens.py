@@ -82,29 +82,30 @@ class Tokens:
     Raises:
       ValueError: there are tokens, and none is this learner's.
     """
-    for name in (learner, ""):
-      for token in self.learners:
-        if token.learner == name:
-          return token
-    if self.learners:
+    token = self.of_donor(learner)
+    if self.learners and token is None:
       raise ValueError(
         f"the token file has no line for learner {learner!r}, and none for any"
         " learner: add a line 'LEARNER_ID TOKEN', or 'TOKEN'."
       )
-    return None
+    return token
 
-  def of_peer(self, learner: str = "") -> Token | None:
-    """What is said to a learner by its peers: a token of any id, if there is
-    one. By the syncer, which names it: also the one that is bound to its id.
+  def of_donor(self, learner: str) -> Token | None:
+    """What is said to a learner that is asked for its state: what it says
+    itself, so that it hears nothing new.
 
-    A token of one's own id is said to the syncer only: a peer that heard it
-    could take that id.
+    A token of the asker's own id is never said to it: it could take that id.
+    Nor is one of any id to whom a line binds: it could take other ids.
     """
-    for name in ("", learner):
+    for name in (learner, ""):
       for token in self.learners:
         if token.learner == name:
           return token
     return None
+
+  def is_bound(self, learner: str) -> bool:
+    """Whether an id has a line of its own."""
+    return any(token.learner == learner for token in self.learners)
 
 
 def read_tokens(cfg: WireConfig, env: Mapping[str, str] = os.environ) -> Tokens:
@@ -160,17 +161,26 @@ class Gate(grpc.ServerInterceptor):
     return continuation(handler_call_details)
 
   def check_learner(self, metadata: Iterable[Any], learner: str) -> None:
-    """Refuses a token that is bound to another id.
+    """Refuses a token that is bound to another id, and one of any id under an
+    id that has a token of its own.
 
     Raises:
       ServiceError: UNAUTHENTICATED.
     """
     token = _find(self._tokens.learners, _said(metadata))
-    if token and token.learner not in ("", learner):
+    if token is None or token.learner == learner:
+      return
+    if token.learner:
       raise ServiceError(
         "UNAUTHENTICATED",
         f"the token is bound to another id, and this is learner {learner!r}:"
         " give each learner the token of its own id.",
+      )
+    if self._tokens.is_bound(learner):
+      raise ServiceError(
+        "UNAUTHENTICATED",
+        f"learner {learner!r} has a token of its own, and one of any id was"
+        " sent: give it the line of its id.",
       )
 
   def _check(self, method: str, metadata: Iterable[Any]) -> None:

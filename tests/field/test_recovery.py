@@ -23,7 +23,10 @@ from tests.support.over_grpc import (
   settings,
 )
 from tests.support.quadratic import Momentum
+from tests.support.secured import LEARNER_TOKEN, token_file
 from tests.support.served import wait_for
+
+OWN_TOKEN = "a-token-of-ada-alone-0123456789"
 
 
 def momentum(step_s=0.01, shapes=None):
@@ -127,6 +130,35 @@ def test_a_donor_that_is_not_reached_is_relayed_by_the_syncer(tmp_path):
     given, (got,) = donor.trainer.given[-1], joiner.trainer.got
     for path in given:
       np.testing.assert_array_equal(given[path], got[path])
+
+
+@pytest.mark.parametrize(
+  ("name", "line", "source"),
+  [("ada", f"ada {OWN_TOKEN}", "relay"), ("bob", LEARNER_TOKEN, "peer")],
+)
+def test_who_has_a_token_of_its_own_gives_its_state_to_the_syncer_only(
+  tmp_path, name, line, source
+):
+  # Of its own line, or of any id, each has what it needs and no more.
+  cfg = settings(
+    quorum=1, wire__token_file=token_file(f"ada {OWN_TOKEN}", LEARNER_TOKEN)
+  )
+  own, shared = (
+    WireConfig(token_file=token_file(x)) for x in (line, LEARNER_TOKEN)
+  )
+  with served_run(cfg, tmp_path) as run:
+    donor = LoopLearner(
+      run.address, name, momentum(), state_address="", wire=own
+    )
+    joiner = LoopLearner(run.address, "joiner", momentum(), wire=shared)
+    with learners(donor):
+      wait_for(lambda: min(versions(run)) >= 1)
+      with learners(joiner):
+        wait_for(lambda: len(joiner.steps) >= 5)
+
+    (told,) = recoveries(run)
+    assert (told.source, told.donor) == (source, name)
+    assert told.reason.startswith("at its step")  # At once: none was tried.
 
 
 def test_where_a_donor_is_silent_another_one_is_asked(tmp_path):

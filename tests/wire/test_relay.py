@@ -2,17 +2,22 @@
 
 import contextlib
 import logging
+import zlib
 from concurrent import futures
 
 import grpc
 import pytest
 
+from ddiloco_jax.learner.client import Client
 from ddiloco_jax.protocol import events
 from ddiloco_jax.syncer.relay import Relay
 from ddiloco_jax.wire import tokens, transfer
 from ddiloco_jax.wire.options import WireConfig
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError
+from tests.support.secured import LEARNER_TOKEN, token_file
+
+OWN_TOKEN = "a-token-of-ada-alone-0123456789"
 
 
 class Caller:
@@ -54,6 +59,11 @@ def header(num_bytes):
 
 def data(num_bytes):
   return pb.StateChunk(data=bytes(num_bytes)).SerializeToString()
+
+
+def trailer(num_bytes):
+  crc32 = zlib.crc32(bytes(num_bytes))
+  return pb.StateChunk(trailer=pb.Trailer(crc32=crc32)).SerializeToString()
 
 
 def test_a_state_passes_as_it_is():
@@ -107,6 +117,35 @@ def test_a_donor_that_serves_another_is_worth_asking_again():
     relayed(busy)
 
   assert caught.value.code == "RESOURCE_EXHAUSTED"
+
+
+@pytest.mark.parametrize("lines", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("by_relay", [True, False])
+@pytest.mark.parametrize(
+  ("name", "said"), [("ada", OWN_TOKEN), ("bob", LEARNER_TOKEN)]
+)
+def test_a_donor_hears_the_token_that_it_says_itself(
+  name, said, by_relay, lines
+):
+  both = (f"ada {OWN_TOKEN}", LEARNER_TOKEN)
+  cfg = WireConfig(token_file=token_file(*(both[i] for i in lines)))
+  request, heard = pb.FetchStateRequest(learner_id="eve", donor_id=name), []
+
+  def answer(request, context):
+    metadata = dict(context.invocation_metadata())
+    heard.append(metadata.get("authorization"))
+    yield from (header(8), data(8), trailer(8))
+
+  with donor(answer) as address:
+    if by_relay:
+      relay = Relay(cfg, tokens.read_tokens(cfg))
+      list(relay.stream(request, events.Donor(name, address), Caller()))
+    else:
+      client = Client("127.0.0.1:1", cfg, learner="eve")
+      list(client.open_state(request, address))
+      client.close()
+
+  assert heard == [f"Bearer {said}"]
 
 
 def test_a_learner_has_one_relay_at_a_time():

@@ -227,6 +227,25 @@ def test_a_bound_token_is_good_for_its_id_only(serve):
   assert isinstance(welcome, port.Welcomed)
 
 
+def test_an_id_that_has_a_token_is_for_no_token_of_any_id(serve):
+  run = serve(WireConfig(token_file=token_file(f"ada {OTHER_TOKEN}", "T" * 20)))
+  cfg = WireConfig(token_file=token_file("T" * 20))
+  hello = port.Hello(
+    learner="ada", nonce="n", layout_digest=run.layout.digest()
+  )
+  client = Client(run.address, cfg, learner="ada")
+
+  with pytest.raises(ServiceError, match="a token of its own") as caught:
+    next(client.join(hello).notices())
+  stream = client.join(dataclasses.replace(hello, learner="bob"))
+  _, welcome = next(stream.notices())
+  stream.close()
+  client.close()
+
+  assert caught.value.code == "UNAUTHENTICATED"
+  assert isinstance(welcome, port.Welcomed)
+
+
 def test_health_and_reflection_ask_for_no_token(serve):
   from grpc_health.v1 import health_pb2, health_pb2_grpc
 
