@@ -62,7 +62,7 @@ def fetch(address, cfg, request=REQUEST, token=None):
 def test_under_mutual_tls_a_state_is_for_who_has_a_certificate():
   # As the README has it: a learner is given wire.tls_* and no more.
   cfg = WireConfig(**certs())
-  stranger = Client("127.0.0.1:1", WireConfig(tls_ca=cfg.tls_ca), "bob")
+  stranger = Client("127.0.0.1:1", WireConfig(tls_ca=cfg.tls_ca), learner="bob")
 
   with donor(cfg) as address:
     parts = fetch(address, cfg)
@@ -142,7 +142,7 @@ FAULTS = {
 @pytest.mark.parametrize("cause", FAULTS)
 def test_tls_that_fails_at_a_peer_is_told_with_its_cause(cause):
   of_donor, says = FAULTS[cause]
-  client = Client("127.0.0.1:1", WireConfig(**certs()), "bob")
+  client = Client("127.0.0.1:1", WireConfig(**certs()), learner="bob")
 
   with donor(of_donor()) as address:
     with pytest.raises(ServiceError, match=says):

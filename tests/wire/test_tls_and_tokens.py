@@ -494,7 +494,7 @@ def test_a_byte_order_mark_in_a_pem_file_changes_nothing(
 
   for of_syncer, of_learner in ((changed, plain), (plain, changed)):
     run = serve(of_syncer)
-    client = Client(run.address, of_learner, "0")
+    client = Client(run.address, of_learner, learner="0")
     assert client.get_run() == run.syncer.get_run()
     client.close()
 
@@ -505,7 +505,7 @@ def test_a_ca_behind_another_one_and_a_byte_order_mark_is_trusted(
   other = pathlib.Path(certs(ca="other")["tls_ca"]).read_bytes()
   both = mutual(tls_ca=marked(certs()["tls_ca"], tmp_path, other))
   run = serve(both)
-  client = Client(run.address, both, "0")
+  client = Client(run.address, both, learner="0")
 
   assert client.get_run() == run.syncer.get_run()
   assert tls.diagnose(run.address, both) is None
@@ -534,7 +534,7 @@ def test_a_key_that_openssl_takes_and_grpc_does_not_is_named(tmp_path):
   with pytest.raises(ValueError, match=says):
     Server("127.0.0.1:0", cfg)
   with pytest.raises(ValueError, match=says):
-    Client("127.0.0.1:1", cfg)
+    Client("127.0.0.1:1", cfg, learner="0")
 
 
 def test_a_certificate_without_alternative_names_is_told_so(serve, tmp_path):
@@ -574,7 +574,7 @@ def test_a_standby_with_the_wrong_settings_ends_nobody(cause, caplog):
   of_standby, says = REFUSED[cause]
   standby = Server("127.0.0.1:0", of_standby())
   first = free_address()
-  client = Client([first, standby.address], mutual(), "0")
+  client = Client([first, standby.address], mutual(), learner="0")
 
   told = []
   for _ in range(4):  # Both are tried twice.
@@ -607,7 +607,7 @@ def is_served(client: Client) -> bool:
 def test_a_learner_that_every_address_refuses_ends():
   foreign, others = (of_syncer() for of_syncer, _ in REFUSED.values())
   servers = [Server("127.0.0.1:0", cfg) for cfg in (foreign, others)]
-  client = Client([server.address for server in servers], mutual(), "0")
+  client = Client([server.address for server in servers], mutual(), learner="0")
 
   codes = []
   for _ in servers:
@@ -626,7 +626,7 @@ def test_who_listens_everywhere_is_reached_by_its_certificates_name(host):
   run = Served(THETA, RULES, "in_process", cfg=mutual())
   server = Server(f"{host}:0", mutual())
   server.serve(run.syncer)
-  client = Client(server.address, mutual(), "0")
+  client = Client(server.address, mutual(), learner="0")
 
   assert client.get_run() == run.syncer.get_run()
   client.close()
