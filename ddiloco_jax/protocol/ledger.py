@@ -122,17 +122,24 @@ def begin(account: Account, incarnation: int, base: Version) -> Account:
   return account._replace(spans=spans)
 
 
-def find(account: Account, incarnation: int, base: Version) -> Span | None:
-  """The newest span of a base that is not booked yet."""
-  for span in reversed(account.spans):
-    if span.base == base and span.incarnation == incarnation:
+def find(
+  account: Account, incarnation: int, base: Version, c: Counts = ZERO
+) -> Span | None:
+  """The span of a base that a reply covers, unless it is booked.
+
+  The newest; or, where the same base was adopted once more while the reply was
+  under way, the one before, if it was long enough for what the reply covers.
+  """
+  spans = [s for s in account.spans if s[:2] == (incarnation, base)]
+  for span in spans[:-1]:
+    if c != ZERO and larger(span.said, c) == span.said and not span.pending:
       return span
-  return None
+  return spans[-1] if spans else None
 
 
 def cover(account: Account, key: ReplyKey, base: Version, c: Counts) -> Account:
   """Takes an accepted reply in: its counts are pending until it is merged."""
-  span = find(account, key.incarnation, base)
+  span = find(account, key.incarnation, base, c)
   assert span is not None, key
   assert span.pending is None, (key, span)
   return _swap(
@@ -154,12 +161,11 @@ def uncover(account: Account, key: ReplyKey, book: str) -> Account:
 def lose(
   account: Account, incarnation: int, base: Version, c: Counts, book: str
 ) -> Account:
-  """A reply that was not taken covers part of a span."""
-  span = find(account, incarnation, base)
+  """A reply that was not taken covers part of a span, as far as it is said."""
+  span = find(account, incarnation, base, c)
   if span is None:
     return account
-  fresh = _with_lost(span, c, book)
-  return _swap(account, span, fresh._replace(said=larger(span.said, c)))
+  return _swap(account, span, _with_lost(span, c, book))
 
 
 def merge(account: Account, key: ReplyKey, n: int) -> Account:
@@ -202,8 +208,16 @@ def close(
         span = span._replace(said=larger(span.said, counts))
       if before is None or span.base.n < before.n or span.base == current:
         span = span._replace(rest=rest)
+    if spans and _is_alike(spans[-1], span):  # One base, adopted repeatedly.
+      span = span._replace(said=plus(spans.pop().said, span.said))
     spans.append(span)
   return account._replace(spans=tuple(spans))
+
+
+def _is_alike(a: Span, b: Span) -> bool:
+  """Whether two spans are over, and nothing but what was said is known."""
+  bare = Span(b.incarnation, b.base, rest=b.rest)
+  return bool(b.rest) and a._replace(said=ZERO) == b._replace(said=ZERO) == bare
 
 
 def say(

@@ -21,6 +21,7 @@ from ddiloco_jax.protocol.events import (
 )
 from ddiloco_jax.protocol.state import Learner, Round, State
 
+from .process import Batch
 from .reasons import Reached
 
 # Law -> what it says. Each is checked after each event where it may break.
@@ -49,6 +50,8 @@ LAWS = {
   "where each fragment starts, keeps the books, and believes nobody live",
   "one base, one merge": "no learner is merged again from a base older than "
   "what it was merged into",
+  "one batch, one merge": "no batch of a data shard is merged into a fragment "
+  "twice, whoever trained on it",
   "bases": "a merged base is a version of this history, and not too old",
   "members": "a round asks whom its rules allow; only they, and carried "
   "replies, are merged",
@@ -116,10 +119,15 @@ class Laws:
     """A new run."""
     self._last_incarnation = 0
     self._distrusted: set[str] = set()
+    # Per fragment: batch -> the version that it was merged into, and whose.
+    self._batches: list[dict[Batch, tuple[int, ReplyKey]]] = [
+      {} for _ in state.fragments
+    ]
     self._begin_epoch(state)
 
   def _begin_epoch(self, state: State) -> None:
     self._pulled: set[ReplyKey] = set()
+    self._covered: dict[ReplyKey, tuple[Batch, ...]] = {}
     self._answers: dict[ReplyKey, Outcome] = {}
     self._newest: dict[tuple[str, int], tuple[ReplyKey, ...]] = {}
     self._buffers: dict[ReplyKey, _Taken] = {}
@@ -161,6 +169,10 @@ class Laws:
   def is_trusted(self, learner: str) -> bool:
     """Whether nobody has lied in its name."""
     return learner not in self._distrusted
+
+  def cover(self, reply: events.Replied, batches: tuple[Batch, ...]) -> None:
+    """An honest process says that its reply covers these batches."""
+    self._covered[_key(reply)] = batches
 
   # --- after each event -----------------------------------------------------------
 
@@ -223,6 +235,10 @@ class Laws:
         new = status.account_totals(state, name, p)
         if (old.reported, old.merged) != (new.reported, new.merged):
           raise Broken("restart", f"books of {name}, {p}: {old} -> {new}")
+    for merged, fragment in zip(self._batches, state.fragments):
+      lost = [b for b, (n, _) in merged.items() if n > fragment.version.n]
+      for batch in lost:
+        del merged[batch]
     if state.rounds or state.carried or state.accepted != saved.accepted:
       raise Broken("restart", f"{state.rounds} {state.carried}")
     self._begin_epoch(state)
@@ -482,7 +498,17 @@ class Laws:
     merged = self._merging.pop(p)
     for key in merged:
       self._merged_n[key.learner, p] = now.n
+      if self.is_trusted(key.learner):
+        self._trained_once(p, now.n, key)
     return merged
+
+  def _trained_once(self, p: int, n: int, key: ReplyKey) -> None:
+    for batch in self._covered.get(key, ()):
+      earlier = self._batches[p].get(batch)
+      if earlier:
+        text = f"{batch} of fragment {p} in {earlier} and in {n, key}"
+        raise Broken("one batch, one merge", text)
+      self._batches[p][batch] = n, key
 
   def _versions_stand(self, before: State, after: State) -> None:
     if before.fragments is after.fragments:

@@ -18,6 +18,7 @@ from ddiloco_jax.protocol import (
   quorum,
   replies,
   rounds,
+  shards,
   snapshots,
   turn,
 )
@@ -144,6 +145,15 @@ def _lost_base_in_cut(whole: Callable[..., Any]) -> Callable[..., Any]:
   return trains_from
 
 
+def _read_again(whole: Callable[..., Any]) -> Callable[..., Any]:
+  """What a reader has begun, and given back, is read by the next one, too."""
+
+  def given_back(turn, reader, shard, batch):
+    whole(turn, reader, shard, 0)
+
+  return given_back
+
+
 PLANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
   "no_incarnation_check": (turn.Turn, "speaker", _no_incarnation_check),
   "double_merge": (members, "has_progress", _double_merge),
@@ -155,5 +165,6 @@ PLANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
   "flat_weight": (quorum, "weight", _flat_weight),
   "deaf_publication": (publishing, "publish", _deaf_publication),
   "leaked_pull": (rounds, "_dismiss", _leaked_pull),
+  "read_again": (shards, "_given_back", _read_again),
   "lost_base_in_cut": (snapshots, "_trains_from", _lost_base_in_cut),
 }

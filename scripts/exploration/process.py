@@ -8,20 +8,31 @@ Sec. 3 and App. E.)
 
 import collections
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddiloco_jax.protocol import events
 from ddiloco_jax.protocol.events import ZERO, Counts, Position, Version
 from ddiloco_jax.protocol.rules import Rules
 
+Batch = tuple[int, int]  # (data shard, number)
+
+
+class Copy(NamedTuple):
+  """A fragment at a step boundary; `batches` are those of its steps."""
+
+  base: Version
+  counts: Counts
+  positions: tuple[Position, ...]
+  batches: tuple[Batch, ...]
+
 
 class Push:
-  """An answer on its way; `told` once the syncer has it whole."""
+  """An answer on its way."""
 
-  __slots__ = ("num_bytes", "reply", "told")
+  __slots__ = ("batches", "num_bytes", "reply")
 
-  def __init__(self, reply: events.Replied):
-    self.reply, self.num_bytes, self.told = reply, 0, False
+  def __init__(self, reply: events.Replied, batches: tuple[Batch, ...]):
+    self.reply, self.batches, self.num_bytes = reply, batches, 0
 
 
 class Process:
@@ -30,12 +41,13 @@ class Process:
   Attributes:
     up, down: The control stream's messages that have not arrived.
     bases: What it trains from; None before its first adoption.
-    copies: Per fragment, (base, counts, positions) of a boundary.
+    copies: Per fragment, of a boundary.
     applied, reported: Its last words, for a new stream.
     wanted: Fragments to fetch -> whether exactly.
     fresh: Fetched and not yet taken by the loop.
     held: Taken, and not yet adopted.
     trained: Per fragment, steps taken in all.
+    batches: That it trained on, a step each.
     is_over: It does not join again.
     stalled: Its pushes do not move.
     takes_shards: It is the project's own learner: it obeys `Shards` and serves
@@ -67,7 +79,8 @@ class Process:
     self.bases: list[Version | None] = [None] * num
     self.counts = [ZERO] * num
     self.trained = [0] * num
-    self.copies: dict[int, tuple[Version, Counts, tuple[Position, ...]]] = {}
+    self.batches: list[Batch] = []
+    self.copies: dict[int, Copy] = {}
     self.applied: dict[int, events.Applied] = {}
     self.reported: events.Reported | None = None
     self.wanted: dict[int, bool] = {}
@@ -323,6 +336,7 @@ class Process:
     self.counts = [Counts(c[0] + 1, c[1] + tokens) for c in self.counts]
     self.trained = [n + 1 for n in self.trained]
     (shard, batch), *others = self.positions  # One shard after the other.
+    self.batches.append((shard, batch))
     self.positions = (*others, Position(shard, batch + 1))
     self._copy(mask)
     self._report()
@@ -350,7 +364,8 @@ class Process:
       base, counts = self.bases[p], self.counts[p]
       if base is not None and counts.steps:
         covered = tuple(sorted((*self.positions, *self._returned())))
-        self.copies[p] = base, counts, covered
+        batches = tuple(self.batches[-counts.steps :])
+        self.copies[p] = Copy(base, counts, covered, batches)
 
   def _offer_last(self) -> None:
     if not self.said_end:
@@ -386,7 +401,7 @@ class Process:
     if p is None:
       return None
     pull = self.pulls.pop(p)
-    base, counts, positions = self.copies[p]
+    base, counts, positions, batches = self.copies[p]
     reply = events.Replied(
       learner=self.name,
       incarnation=self.incarnation,
@@ -399,6 +414,6 @@ class Process:
       lr_sum=float(counts.steps) if per_lr else 0.0,
       positions=positions,
     )
-    push = Push(reply)
+    push = Push(reply, batches)
     self.pushes.append(push)
     return push

@@ -413,6 +413,7 @@ class World:
       process.pushes.remove(push)
     if self._has_session(process):
       process.last_reply = push.reply
+      self.laws.cover(push.reply, push.batches)
       self.say(push.reply, honest=self.laws.is_trusted(process.name))
 
   def merge(self, number: int) -> None:
@@ -555,9 +556,14 @@ class World:
     self._of(number)[1].exhaust()
 
   def crash_syncer(self, number: int) -> None:
-    """The syncer is killed, and restored from what its disk has."""
-    durable = self.settings.durable
-    saved = self.committed if durable else self.on_disk
+    """The syncer is killed, and restored from what its disk has.
+
+    That is all it was told, unless the machine went down with it: then its
+    last commit, or snapshot, is the last that is there.
+    """
+    saved = self.committed if self.settings.durable else self.on_disk
+    if number >> 5 & 1:
+      saved = self.state
     self._restore(saved, self.rules, number)
     if number >> 4 & 1:  # All are back at once, and a cut is asked for.
       for process in self.slots:

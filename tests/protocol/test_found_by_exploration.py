@@ -194,3 +194,56 @@ def test_who_was_silent_is_told_of_what_was_merged_meanwhile():
 
   assert not any(m.live for m in hand.state.learners.values())
   assert {r.learner for r in publish.receivers} == {"L0", "L1"}
+
+
+def test_a_late_reply_from_before_the_last_adoption_is_not_booked_again():
+  # It ends with the version that L0 trained from, which L0 adopts once more.
+  hand = Hand(dataclasses.replace(ONE, quorum=2))
+  hand.join("L0")
+  hand.join("L1")
+  hand.until_asked(["L0", "L1"])
+  pull, counts = hand.pull("L0"), hand.counts["L0"][0]
+  hand.tick(hand.rules.min_deadline_s + 100.0)
+  assert hand.of(events.GiveUp)
+  hand.apply("L0", exact=True)
+
+  effects = hand.reply("L0", pull, counts=counts)
+
+  assert only(effects, events.Resolved).outcome is events.Outcome.LATE
+  assert hand.totals("L0").reported == counts
+  hand.report("L0", steps=2)
+  assert hand.totals("L0").reported.steps == counts.steps + 2
+
+
+def test_a_reply_that_moved_before_the_last_adoption_covers_what_was_before():
+  hand = Hand(dataclasses.replace(ONE, quorum=2))
+  hand.join("L0")
+  hand.join("L1")
+  hand.until_asked(["L0", "L1"])
+  counts = hand.counts["L0"][0]
+  hand.push("L0", 1)
+  hand.apply("L0")
+
+  effects = hand.reply("L0", counts=counts)
+
+  assert only(effects, events.Resolved).outcome is events.Outcome.ACCEPTED
+  assert hand.totals("L0").reported == counts
+  hand.reply("L1")
+  hand.tick(1.0)
+  hand.merged()
+  assert hand.totals("L0").merged == counts
+
+
+def test_one_base_adopted_again_and_again_takes_no_room():
+  hand = Hand(dataclasses.replace(ONE, quorum=2))
+  hand.join("L0")
+  hand.join("L1")
+  hand.until_asked(["L0", "L1"])
+  for _ in range(100):
+    hand.apply("L0")
+    hand.report("L0", steps=1)
+
+  (account,) = hand.state.accounts["L0"]
+  assert len(account.spans) <= 2
+  totals = hand.totals("L0")
+  assert totals.reported.steps == hand.steps["L0"]
