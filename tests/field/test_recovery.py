@@ -22,7 +22,7 @@ from tests.support.over_grpc import (
   served_run,
   settings,
 )
-from tests.support.quadratic import Momentum
+from tests.support.quadratic import Gate, Momentum
 from tests.support.secured import LEARNER_TOKEN, token_file
 from tests.support.served import wait_for
 
@@ -162,19 +162,13 @@ def test_who_has_a_token_of_its_own_gives_its_state_to_the_syncer_only(
 
 
 def test_where_a_donor_is_silent_another_one_is_asked(tmp_path):
-  gate = threading.Event()
-  gate.set()
-
-  def pause():
-    threading.Event().wait(0.005)
-    gate.wait(60.0)
-
+  gate = Gate(0.005)
   # Without the silent one nothing is merged: it has applied all that there is.
   with served_run(settings(quorum=2, lease_s=60.0), tmp_path) as run:
     silent = LoopLearner(
       run.address,
       "silent",
-      Momentum(SHAPES, 1.0, 0.05, pause),
+      Momentum(SHAPES, 1.0, 0.05, gate),
       state_address="",
     )
     joiner = LoopLearner(run.address, "joiner", momentum(), recover_s=3.0)
@@ -183,10 +177,10 @@ def test_where_a_donor_is_silent_another_one_is_asked(tmp_path):
       wait_for(lambda: min(versions(run)) >= 1)
       # It is live, and has the most steps.
       wait_for(lambda: len(silent.steps) > len(other.steps) + 100)
-      gate.clear()
+      gate.shut()
       with learners(joiner):
         wait_for(lambda: joiner.steps)
-      gate.set()
+      gate.open()
 
   told = recovery_of(run, "joiner")[-1]
   assert (told.source, told.donor) == ("relay", "donor")

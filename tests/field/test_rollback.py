@@ -6,8 +6,6 @@ find is another one that was restored from a copy of the first one's directory.
 
 import contextlib
 import shutil
-import threading
-import time
 
 import numpy as np
 import pytest
@@ -25,7 +23,7 @@ from tests.support.over_grpc import (
   served_run,
   settings,
 )
-from tests.support.quadratic import Quadratic
+from tests.support.quadratic import Gate, Quadratic
 from tests.support.served import wait_for
 
 ROLLS_BACK = {
@@ -37,15 +35,9 @@ ROLLS_BACK = {
 def test_learners_outlive_a_rollback_whose_saved_counts_exceed_theirs(tmp_path):
   cfg = settings(quorum=2, cycle_steps=24, **ROLLS_BACK)
   with served_run(cfg, tmp_path / "1") as first, proxied(first) as proxy:
-    gate = threading.Event()
-    gate.set()
-
-    def pause():
-      time.sleep(0.02)
-      gate.wait(30.0)
-
+    gate = Gate(0.02)
     two = [
-      LoopLearner(proxy.address, name, Quadratic(SHAPES, 1.0, 0.05, pause))
+      LoopLearner(proxy.address, name, Quadratic(SHAPES, 1.0, 0.05, gate))
       for name in ("ada", "bob")
     ]
     with learners(*two):
@@ -57,14 +49,14 @@ def test_learners_outlive_a_rollback_whose_saved_counts_exceed_theirs(tmp_path):
         start = versions(second)
         wait_for(lambda: versions(first)[0] >= start[0] + 2)
         wait_for(lambda: has_adopted(two, 0, versions(first)[0]))
-        gate.clear()  # Few steps after it, and no more.
+        gate.shut(2)  # Few steps after it, and no more.
         proxy.redirect(second.address)
         proxy.cut()
 
         wait_for(lambda: joined_epoch(two, 2))
         # As long as the syncer believed the saved counts, this was a fault.
         assert max(steps_of(second, 0)) < min(before)
-        gate.set()
+        gate.open()
         wait_for(lambda: min(versions(second)) >= max(start) + 3)
         assert [each.error for each in two] == [None, None]
         second.request_stop()
@@ -80,19 +72,16 @@ def test_learners_outlive_a_rollback_whose_saved_counts_exceed_theirs(tmp_path):
 
 def test_a_version_that_was_fetched_and_rolled_back_is_not_adopted(tmp_path):
   cfg = settings(quorum=1, **ROLLS_BACK)
-  gate = threading.Event()
-  gate.set()
+  gate = Gate()
   with served_run(cfg, tmp_path / "1") as first, proxied(first) as proxy:
     ada = LoopLearner(proxy.address, "ada", paced(0.03, shapes=SHAPES))
-    bob = LoopLearner(
-      proxy.address, "bob", Quadratic(SHAPES, 1.0, 0.05, lambda: gate.wait(200))
-    )
+    bob = LoopLearner(proxy.address, "bob", Quadratic(SHAPES, 1.0, 0.05, gate))
     with learners(ada, bob):
       wait_for(lambda: min(versions(first)) >= 2)
       saved = save_and_copy(first, tmp_path / "2")
       with served_run(cfg, saved, restore=True) as second:
         start = versions(second)
-        gate.clear()  # bob stays in his step; his link goes on.
+        gate.shut()  # bob stays in his step; his link goes on.
         lost = [n + 2 for n in start]
         wait_for(lambda: all(n >= m for n, m in zip(versions(first), lost)))
         wait_for(lambda: len(bob.link._shared.ready) == 2)
@@ -100,7 +89,7 @@ def test_a_version_that_was_fetched_and_rolled_back_is_not_adopted(tmp_path):
         proxy.redirect(second.address)
         proxy.cut()
         wait_for(lambda: joined_epoch([ada, bob], 2))
-        gate.set()
+        gate.open()
 
         wait_for(lambda: min(versions(second)) >= max(start) + 3)
         wait_for(lambda: len(bob.adopted) >= num_adopted + 4)
@@ -117,19 +106,14 @@ def test_a_version_that_was_fetched_and_rolled_back_is_not_adopted(tmp_path):
 def test_a_cut_right_after_a_rollback_has_the_learner_at_its_clock(tmp_path):
   # The number of the cut, too, was one of the epoch that is lost.
   cfg = settings(quorum=1, **ROLLS_BACK)
-  gate, parts = threading.Event(), []
-  gate.set()
+  gate, parts = Gate(0.02), []
 
   def save(part, tell):
     parts.append(part)
     tell(None)
 
-  def pause():
-    time.sleep(0.02)
-    gate.wait(60.0)
-
   with served_run(cfg, tmp_path / "1") as first, proxied(first) as proxy:
-    trainer = Quadratic(SHAPES, 1.0, 0.05, pause)
+    trainer = Quadratic(SHAPES, 1.0, 0.05, gate)
     bob = LoopLearner(proxy.address, "bob", trainer, save_cut=save)
     with learners(bob):
       wait_for(lambda: min(versions(first)) >= 2)
@@ -138,13 +122,13 @@ def test_a_cut_right_after_a_rollback_has_the_learner_at_its_clock(tmp_path):
         lost = [n + 2 for n in versions(second)]
         wait_for(lambda: all(n >= m for n, m in zip(versions(first), lost)))
         before = first.syncer.take_snapshot()
-        gate.clear()  # bob stays in his step; his link goes on.
+        gate.shut()  # bob stays in his step; his link goes on.
         proxy.redirect(second.address)
         proxy.cut()
         wait_for(lambda: joined_epoch([bob], 2))
         second.syncer.request_snapshot()
         wait_for(lambda: bob.link.marker() is not None)
-        gate.set()
+        gate.open()
 
         over = second.syncer.take_snapshot()
         assert bob.error is None
@@ -242,17 +226,14 @@ def test_a_learner_that_is_not_answered_can_be_stopped(tmp_path):
 
 def test_an_end_that_was_rolled_back_is_withdrawn(tmp_path):
   cfg = settings(quorum=1, acknowledge_s=200.0, **ROLLS_BACK)
-  gate = threading.Event()
-  gate.set()
+  gate = Gate()
   with served_run(cfg, tmp_path / "1") as first, proxied(first) as proxy:
     ada = LoopLearner(proxy.address, "ada", paced(0.03, shapes=SHAPES))
-    bob = LoopLearner(
-      proxy.address, "bob", Quadratic(SHAPES, 1.0, 0.05, lambda: gate.wait(200))
-    )
+    bob = LoopLearner(proxy.address, "bob", Quadratic(SHAPES, 1.0, 0.05, gate))
     with learners(ada, bob):
       wait_for(lambda: min(versions(first)) >= 2)
       saved = save_and_copy(first, tmp_path / "2")
-      gate.clear()  # bob acknowledges no end: the first run cannot finish.
+      gate.shut()  # bob acknowledges no end: the first run cannot finish.
       first.syncer.request_stop("killed in its flush")
       wait_for(lambda: ada.link.ending() and bob.link.ending())
       with served_run(cfg, saved, restore=True) as second:
@@ -260,7 +241,7 @@ def test_an_end_that_was_rolled_back_is_withdrawn(tmp_path):
         proxy.redirect(second.address)
         proxy.cut()
         wait_for(lambda: joined_epoch([ada, bob], 2))
-        gate.set()
+        gate.open()
 
         wait_for(lambda: min(versions(second)) >= max(start) + 3)
         wait_for(lambda: ada.steps[-1] > last + 3)

@@ -13,7 +13,7 @@ from tests.support.over_grpc import (
   served_run,
   settings,
 )
-from tests.support.quadratic import Quadratic
+from tests.support.quadratic import Gate, Quadratic
 from tests.support.served import wait_for
 
 
@@ -36,13 +36,7 @@ def test_a_shard_that_is_given_back_comes_after_one_that_was_used_up(tmp_path):
     shards_per_learner=2,
     shard_lease_s=8.0,
   )
-  gate = threading.Event()
-  gate.set()
-
-  def pause():
-    threading.Event().wait(0.01)
-    gate.wait(60.0)
-
+  gate = Gate(0.01)
   with served_run(cfg, tmp_path) as run:
 
     def reads(name):
@@ -51,7 +45,7 @@ def test_a_shard_that_is_given_back_comes_after_one_that_was_used_up(tmp_path):
     first = LoopLearner(run.address, "ada", paced(0.01))
     bob = LoopLearner(run.address, "bob", paced(0.01))
     carol = LoopLearner(
-      run.address, "carol", Quadratic(SHAPES, 1.0, 0.05, pause)
+      run.address, "carol", Quadratic(SHAPES, 1.0, 0.05, gate)
     )
     with learners(first):
       wait_for(lambda: first.steps)
@@ -60,7 +54,7 @@ def test_a_shard_that_is_given_back_comes_after_one_that_was_used_up(tmp_path):
         wait_for(lambda: bob.steps and carol.steps)
         first.kill()
         wait_for(lambda: reads("bob") & own and reads("carol") & own)
-        gate.clear()  # carol stays in a step: she gives nothing back.
+        gate.shut()  # carol stays in a step: she gives nothing back.
         (short,) = reads("bob") & own
         used_up.add(short)
         ada = LoopLearner(
@@ -70,7 +64,7 @@ def test_a_shard_that_is_given_back_comes_after_one_that_was_used_up(tmp_path):
           wait_for(lambda: reads("ada") == {short})
           wait_for(lambda: run.syncer.snapshot()[1].learners["ada"].exhausted)
           assert not ada.steps
-          gate.set()
+          gate.open()
           wait_for(lambda: len(ada.steps) >= 5)
           assert not run.syncer.snapshot()[1].learners["ada"].exhausted
           assert reads("ada") == own

@@ -1,5 +1,7 @@
 """A trainer without JAX: gradient steps on |theta - target|^2 / 2 in numpy."""
 
+import threading
+
 import numpy as np
 
 
@@ -49,6 +51,42 @@ class Quadratic:
 
   def put_inner(self, arrays):
     assert not arrays
+
+
+class Gate:
+  """A pause that holds trainers in a step while it is shut.
+
+  Args:
+    pause_s: What it takes while it is open.
+  """
+
+  def __init__(self, pause_s=0.0):
+    self._pause_s = pause_s
+    self._changed = threading.Condition()
+    self._is_open, self._num_held = True, 0
+
+  def __call__(self):
+    threading.Event().wait(self._pause_s)
+    with self._changed:
+      self._num_held += 1
+      self._changed.notify_all()
+      self._changed.wait_for(lambda: self._is_open, 200.0)
+      self._num_held -= 1
+
+  def shut(self, num=1):
+    """Returns once so many trainers stand in a step, and stay there.
+
+    Until then one may be between two steps, and do there what it likes.
+    """
+    with self._changed:
+      self._is_open = False
+      held = self._changed.wait_for(lambda: self._num_held >= num, 60.0)
+      assert held, f"{self._num_held} of {num} are in a step after 60 s"
+
+  def open(self):
+    with self._changed:
+      self._is_open = True
+      self._changed.notify_all()
 
 
 class Momentum(Quadratic):
