@@ -50,11 +50,11 @@ def check(state: State, event: events.Event) -> None:
 
 def _evicted(state: State, name: str) -> None:
   learner = state.learners.get(name)
-  if learner is None or learner.nonce in learner.fenced_nonces:
+  if learner is None or membership.is_fenced(learner, learner.nonce):
     here = sorted(
       m.learner
       for m in state.learners.values()
-      if m.nonce not in m.fenced_nonces
+      if not membership.is_fenced(m, m.nonce)
     )
     shown = ", ".join(here[:MAX_SHOWN]) or "nobody, as none is here"
     more = len(here) - MAX_SHOWN

@@ -60,10 +60,16 @@ def _refusal(turn: Turn, event: events.Joined) -> tuple[str, str] | None:
       f"the run {word}: {turn.end.reason}; start a new run, or extend this "
       "one and start its syncer with --restore"
     )
-  if old is not None and event.nonce in old.fenced_nonces:
+  if old is not None and membership.is_fenced(old, event.nonce):
     return "ABORTED", (
       f"this process of {event.learner!r} was fenced: another one took its "
       f"place, or it was evicted; it does not join again"
+    )
+  if old is not None and len(old.evicted_nonces) >= membership.MAX_EVICTED:
+    return "FAILED_PRECONDITION", (
+      f"{len(old.evicted_nonces)} processes of {event.learner!r} were evicted, "
+      f"and after {membership.MAX_EVICTED} an id is closed; choose another "
+      "--learner_id"
     )
   if old is not None and not same and old.live and old.connected:
     if not event.takeover:
@@ -89,8 +95,10 @@ def _admit(
   claimed: shards.Claim,
 ) -> None:
   nonces: tuple[str, ...] = ()
+  evicted: tuple[str, ...] = ()
   if old is not None:
-    nonces = tuple(n for n in membership.fenced(old) if n != event.nonce)
+    nonces = membership.replaced(old, event.nonce)
+    evicted = old.evicted_nonces
     membership.fence(turn, old, f"a new process of {event.learner} joined")
   shards.take(turn, event.learner, claimed)
   num = turn.rules.num_fragments
@@ -116,6 +124,7 @@ def _admit(
       reported_t=-1 if old is None else old.reported_t,
       state_address=event.state_address,
       fenced_nonces=nonces,
+      evicted_nonces=evicted,
     )
   )
   if event.learner not in turn.accounts:
@@ -245,7 +254,7 @@ def _is_same(turn: Turn, old: Learner, event: events.Joined) -> bool:
     return False
   if old.nonce == event.nonce:
     return True
-  return old.nonce == event.resumes and old.nonce not in old.fenced_nonces
+  return old.nonce == event.resumes and not membership.is_fenced(old, old.nonce)
 
 
 def _is_cumulative(turn: Turn) -> bool:

@@ -46,7 +46,7 @@ from ddiloco_jax.protocol.rules import Rules
 from ddiloco_jax.protocol.state import State, initial
 from ddiloco_jax.protocol.turn import Turn
 
-FORMAT = 4  # Of a saved state: raised whenever the fields of a state change.
+FORMAT = 5  # Of a saved state: raised whenever the fields of a state change.
 
 __all__ = [
   "digest",

@@ -12,8 +12,11 @@ from ddiloco_jax.protocol.turn import Turn
 # A learner without a new step for longer than this, or ten steps, is not
 # training: long enough for a compilation or a checkpoint.
 TRAINING_S = 60.0
-# Processes of one id that are remembered as over: more than live at a time.
+# Processes of one id that are remembered as replaced: more than live at a time.
 MAX_FENCED = 64
+# Evicted processes of one id, after which it is closed: none is forgotten, and
+# an operator who evicts so often wants no other process of it.
+MAX_EVICTED = 1024
 
 
 def is_valid_base(state: State | Turn, fragment: int, base: Version) -> bool:
@@ -129,18 +132,25 @@ def fence(turn: Turn, learner: Learner, reason: str) -> None:
 def evict(turn: Turn, event: events.EvictRequested) -> None:
   """Ends a process for good; another one may take its id."""
   learner = turn.learners.get(event.learner)
-  if learner is None or learner.nonce in learner.fenced_nonces:
+  if learner is None or is_fenced(learner, learner.nonce):
     return
   fence(turn, learner, f"{event.learner} was evicted: {event.reason}")
   turn.count("evicted")
   learner = turn.learners[event.learner]
-  turn.put(learner._replace(fenced_nonces=fenced(learner)))
+  evicted = (*learner.evicted_nonces, learner.nonce)
+  turn.put(learner._replace(evicted_nonces=evicted))
 
 
-def fenced(learner: Learner) -> tuple[str, ...]:
-  """The processes of an id that do not join again, with its newest one."""
-  earlier = (n for n in learner.fenced_nonces if n != learner.nonce)
-  return (*earlier, learner.nonce)[-MAX_FENCED:]
+def is_fenced(learner: Learner, nonce: str) -> bool:
+  """Whether a process of an id may not join again."""
+  return nonce in learner.evicted_nonces or nonce in learner.fenced_nonces
+
+
+def replaced(learner: Learner, nonce: str) -> tuple[str, ...]:
+  """The last processes of an id that are over once a new one is admitted."""
+  if learner.nonce == nonce or is_fenced(learner, learner.nonce):
+    return learner.fenced_nonces
+  return (*learner.fenced_nonces, learner.nonce)[-MAX_FENCED:]
 
 
 def _end(turn: Turn, learner: Learner) -> None:

@@ -136,6 +136,8 @@ class Learner(NamedTuple):
     exact: Fragments whose exact last version it has adopted.
     state_address: Where it serves its state to peers; "" if it does not.
     recovered: Where it has its inner optimizer's state from, as a sentence.
+    fenced_nonces: The last processes of its id that newer ones replaced.
+    evicted_nonces: All of them that were evicted, maybe with this one.
   """
 
   learner: str
@@ -176,6 +178,7 @@ class Learner(NamedTuple):
   fenced_nonces: tuple[str, ...] = ()
   state_address: str = ""
   recovered: str = ""
+  evicted_nonces: tuple[str, ...] = ()
 
 
 class FragmentState(NamedTuple):

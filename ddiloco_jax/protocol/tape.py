@@ -24,7 +24,7 @@ from ddiloco_jax.protocol.lines import (
 )
 from ddiloco_jax.protocol.state import State
 
-FORMAT = 4  # Raised with `machine.FORMAT`: a header has a state.
+FORMAT = 5  # Raised with `machine.FORMAT`: a header has a state.
 # A digest of the whole state costs about a millisecond: not on every line.
 STATE_DIGEST_EVERY = 1000
 
