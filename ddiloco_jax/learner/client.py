@@ -74,6 +74,7 @@ class Client:
       tls.check_may_send(address, self._cfg, self._token)
     tls.channel_credentials(self._cfg)  # Fails now, not at a call.
     self._has_answered = False
+    self._is_welcome = False  # As a learner, at some time.
     self._causes: dict[int, str] = {}  # Address -> why it does not serve.
     self._up = transfer.Pace(self._cfg.bandwidth_bytes_per_s)
     self._down = transfer.Pace(self._cfg.bandwidth_bytes_per_s)
@@ -112,7 +113,7 @@ class Client:
       pb.PushChunk, headers.reply_header_to_pb(header), chunks, pace=self._up
     )
     at = self._current
-    with self._faults(at):
+    with self._faults(at, of_session=True):
       answer = self._call("PushFragment", at, "bulk")(parts)
     return headers.push_result_from_pb(answer)
 
@@ -126,7 +127,7 @@ class Client:
     """
     request = headers.fetch_to_pb(session, fragment, n, exact)
     at = self._current
-    with self._faults(at):
+    with self._faults(at, of_session=True):
       parts = self._call("FetchFragment", at, "bulk")(request)
       try:
         header = headers.fragment_header_from_pb(transfer.receive_header(parts))
@@ -225,47 +226,63 @@ class Client:
       raise ServiceError("FAILED_PRECONDITION", str(error)) from error
 
   @contextlib.contextmanager
-  def _faults(self, at: int) -> Iterator[None]:
-    """Turns gRPC's errors at an address into the service's own."""
+  def _faults(self, at: int, *, of_session: bool = False) -> Iterator[None]:
+    """Turns gRPC's errors at an address into the service's own.
+
+    Args:
+      of_session: Of a call that shows a session's secret.
+    """
     try:
       yield
       self._has_answered = True
     except grpc.RpcError as error:
       fault = from_grpc(error, self._addresses[at])
-      raise self._judge(fault, at) from error
+      raise self._judge(fault, at, of_session=of_session) from error
 
-  def _judge(self, fault: ServiceError, at: int) -> ServiceError:
+  def _judge(
+    self, fault: ServiceError, at: int, *, of_session: bool
+  ) -> ServiceError:
     """What a fault at an address means among the others: where TLS or a token
-    is why, another address may be right, or a new certificate may come.
+    is why, another address may be right, or its settings may be mended.
 
     Returns:
       UNAUTHENTICATED: every address refuses this process, or is refused, and
-        none has ever answered; or the session is not current.
+        none has ever let it in; or the session is not current.
     """
     is_refusal = fault.code == "UNAUTHENTICATED"
     if not (is_refusal or fault.is_worth_retrying):
       return fault
-    cause = None
-    if self._cfg.tls_ca if is_refusal else not self._has_answered:
-      cause = tls.diagnose(self._addresses[at], self._cfg)
-    if is_refusal and self._has_answered and not cause:
-      return fault  # Of a session: its control stream knows more.
-    cause = cause or (fault.text if is_refusal else "")
-    if self._is_hopeless(at, cause):
+    cause, was_in = self._cause(fault, at), self._has_answered
+    if is_refusal and not cause:
+      if of_session:
+        return fault  # Its control stream knows more.
+      # Whose token is bound to another id is answered, and never welcome.
+      cause, was_in = fault.text, self._is_welcome
+    if self._is_hopeless(at, cause, was_in=was_in):
       return ServiceError("UNAUTHENTICATED", cause)
     self._leave(at)
     return ServiceError("UNAVAILABLE", cause) if cause else fault
 
-  def _is_hopeless(self, at: int, cause: str) -> bool:
+  def _cause(self, fault: ServiceError, at: int) -> str:
+    """Why no TLS comes about with an address, where that may be the fault."""
+    if fault.code == "UNAUTHENTICATED":
+      may_be_tls = bool(self._cfg.tls_ca)
+    else:
+      may_be_tls = not self._has_answered or tls.may_be_why(fault.text)
+    if not may_be_tls:
+      return ""
+    return tls.diagnose(self._addresses[at], self._cfg) or ""
+
+  def _is_hopeless(self, at: int, cause: str, *, was_in: bool) -> bool:
     """Notes why an address does not serve this process ("": for no reason that
-    lasts); whether none of them does, or ever did."""
+    lasts), and says so; whether none of them does, or ever did."""
     with self._lock:
       is_news = cause and self._causes.get(at) != cause
       self._causes.pop(at, None)
       if cause:
         self._causes[at] = cause
       is_over = len(self._causes) == len(self._addresses)
-    if is_over and not self._has_answered:
+    if is_over and not was_in:
       return True
     if is_news:
       _log.warning("%s It is tried again, as are other addresses.", cause)
@@ -280,6 +297,7 @@ class Client:
   def _check_welcome(self, notice: port.Notice, at: int) -> None:
     if isinstance(notice, port.Welcomed):
       self._check_epoch(notice.epoch, at)
+      self._is_welcome = True
 
   def _check_epoch(self, epoch: int, at: int) -> None:
     """Refuses a syncer that another one has taken over from.

@@ -26,6 +26,14 @@ _OF_HANDSHAKES = (
   grpc.StatusCode.UNAUTHENTICATED,
 )
 
+# What gRPC says where somebody was there, and no connection came about.
+_NO_CONNECTION = (
+  "handshake",
+  "Socket closed",
+  "erification check failed",
+  "reset by peer",
+)
+
 
 def server_credentials(cfg: WireConfig) -> grpc.ServerCredentials | None:
   """Of wire.tls_cert and wire.tls_key; None without them.
@@ -103,6 +111,11 @@ def fault(
   if error.code() in _OF_HANDSHAKES and (cause := diagnose(address, cfg, who)):
     return ServiceError(told.code, cause)
   return told
+
+
+def may_be_why(text: str) -> bool:
+  """Whether TLS may be why a call failed, by what gRPC says of it."""
+  return any(words in text for words in _NO_CONNECTION)
 
 
 def diagnose(

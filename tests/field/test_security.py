@@ -11,7 +11,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from ddiloco_jax.launch import exits, numpy_model
+from ddiloco_jax.launch import exits, numpy_model, serving
 from ddiloco_jax.learner.client import Client
 from ddiloco_jax.protocol import events
 from ddiloco_jax.protocol.rules import Rules
@@ -19,8 +19,15 @@ from ddiloco_jax.wire.options import WireConfig
 from scripts.fuzzing.attacks import Target, attack
 from tests.support import processes
 from tests.support.numpy_learner import NumpyLearner
-from tests.support.over_grpc import served_run, settings
-from tests.support.secured import secured, token_file
+from tests.support.over_grpc import THETA as SMALL_THETA
+from tests.support.over_grpc import (
+  LoopLearner,
+  ServedRun,
+  paced,
+  served_run,
+  settings,
+)
+from tests.support.secured import certs, secured, token_file
 from tests.support.served import Served, wait_for
 
 THETA = {"a": np.zeros((3, 4), np.float32), "b": np.zeros(10, np.float32)}
@@ -115,6 +122,85 @@ def test_a_numpy_learner_without_a_line_is_told_so(tmp_path):
 
     assert eve.wait() == exits.BAD_USAGE
     assert "error: the token file has no line for learner 'eve'" in eve.said()
+
+
+@contextlib.contextmanager
+def serving_again(cfg, directory, address):
+  """The run in a directory, served at an address once more."""
+  start = serving.Start(cfg, directory, SMALL_THETA)
+  with serving.serving(start, address, restore=True) as served:
+    run = ServedRun(served, directory)
+    try:
+      yield run
+    finally:
+      run.syncer.close()  # As a kill: nobody is told that the run ends.
+      run._thread.join(10.0)
+
+
+def of_node(ca: str = "ca") -> dict[str, str]:
+  return {name: certs(ca=ca)[name] for name in ("tls_cert", "tls_key")}
+
+
+# What the syncer has at first and at last, what for a while, and what is said.
+MISTAKES = {
+  "other tokens": (
+    lambda: {"token_file": token_file("T" * 20)},
+    lambda: {"token_file": token_file("U" * 20)},
+    lambda: {"token_file": token_file("T" * 20)},
+    "wrong token",
+  ),
+  "tokens where there were none": (
+    dict,
+    lambda: {"token_file": token_file("U" * 20)},
+    dict,
+    "no token was sent",
+  ),
+  "another CA": (
+    of_node,
+    lambda: of_node("other"),
+    certs,
+    "is not signed by the CA",
+  ),
+  "no TLS": (of_node, dict, certs, "does not speak TLS"),
+  "TLS where there was none": (dict, of_node, dict, "speaks TLS"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_syncer_back_with_the_wrong_settings_ends_no_learner_that_joined(
+  mistake, tmp_path, caplog
+):
+  right, wrong, of_learner, says = MISTAKES[mistake]
+
+  def cfg_of(wire):
+    return settings(quorum=1, **{f"wire__{k}": v for k, v in wire().items()})
+
+  directory = tmp_path / "run"
+  start = serving.Start(cfg_of(right), directory, SMALL_THETA)
+  with serving.serving(start, "127.0.0.1:0") as served:
+    run, address = ServedRun(served, directory), served.address
+    wire = WireConfig(**of_learner(), reconnect_max_s=0.3)
+    ada = LoopLearner(address, "ada", paced(0.05), wire=wire, max_solo_s=60.0)
+    ada.start()
+    wait_for(lambda: min(f.version.n for f in run.status().fragments) >= 1)
+    run.syncer.close()
+    run._thread.join(10.0)
+  with caplog.at_level(logging.WARNING):
+    with serving_again(cfg_of(wrong), directory, address):
+      wait_for(lambda: not ada.is_alive() or says in caplog.text)
+      steps = len(ada.steps)
+      wait_for(lambda: not ada.is_alive() or len(ada.steps) > steps + 40)
+      assert ada.error is None
+    with serving_again(cfg_of(right), directory, address) as run:
+      wait_for(lambda: run.status().num_training)
+      versions = [f.version.n for f in run.status().fragments]
+      wait_for(
+        lambda: min(f.version.n for f in run.status().fragments) > max(versions)
+      )
+      ada.kill()
+      ada.join(10.0)
+
+  assert says in caplog.text
 
 
 @hypothesis.settings(
