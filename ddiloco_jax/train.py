@@ -15,9 +15,7 @@ import pathlib
 
 from absl import flags
 
-from ddiloco_jax import config
-from ddiloco_jax.launch import exits, process, watchdog
-from ddiloco_jax.wire.status import ServiceError
+from ddiloco_jax.launch import exits, signals
 
 _SYNCER = flags.DEFINE_string(
   "syncer",
@@ -42,15 +40,18 @@ _SNAPSHOT = flags.DEFINE_string(
 _RUN_DIR = flags.DEFINE_string(
   "run_dir", None, "Where to write; config.run.directory if not given."
 )
-config.define_flag()
 
 
 def main() -> int:
+  from ddiloco_jax import config
+  from ddiloco_jax.launch import process, watchdog
+  from ddiloco_jax.wire.status import ServiceError
+
   with exits.edge():
     cfg = config.parsed()
   run_dir = pathlib.Path(_RUN_DIR.value or cfg.run.directory)
-  should_stop = watchdog.Watchdog(cfg.run.stuck_s, process.stop_on_signals())
-  # Imported here: the flags above answer --help before JAX is loaded.
+  should_stop = watchdog.Watchdog(cfg.run.stuck_s, signals.stop_on_signals())
+  # Imported here: the flags above are checked before all of JAX is loaded.
   from ddiloco_jax.launch import training
 
   if _SYNCER.value is None:
@@ -93,6 +94,12 @@ def main() -> int:
 
 def run() -> None:
   """Console entry point."""
+  signals.end_at_once()
+  # Imported now: they take seconds.
+  from ddiloco_jax import config
+  from ddiloco_jax.launch import process
+
+  config.define_flag()
   process.run(main, __doc__)
 
 

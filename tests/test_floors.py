@@ -38,6 +38,7 @@ LIGHT = (
   "ddiloco_jax.wire",
   "ddiloco_jax.data.stream",
   "ddiloco_jax.launch.numpy_learner",
+  "ddiloco_jax.launch.numpy_training",
   "ddiloco_jax.learner.learner",
   "ddiloco_jax.learner.link",
   "ddiloco_jax.learner.client",

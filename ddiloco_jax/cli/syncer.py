@@ -12,12 +12,14 @@ import contextlib
 import dataclasses
 import logging
 import pathlib
+from typing import TYPE_CHECKING
 
 from absl import flags
 
-from ddiloco_jax import config
-from ddiloco_jax.launch import exits, process
-from ddiloco_jax.syncer.exporter import Exporter
+from ddiloco_jax.launch import exits, signals
+
+if TYPE_CHECKING:
+  from ddiloco_jax.syncer.exporter import Exporter
 
 _ADDRESS = flags.DEFINE_string(
   "address",
@@ -61,7 +63,6 @@ _METRICS_PORT = flags.DEFINE_integer(
 _METRICS_HOST = flags.DEFINE_string(
   "metrics_host", "127.0.0.1", "Where --metrics_port listens; no TLS, no token."
 )
-config.define_flag()
 
 
 def main() -> int:
@@ -72,8 +73,9 @@ def main() -> int:
         " run's syncer is gone, and then restores; the other restores now."
         " Leave one of them out."
       )
-  # Imported here: the flags above answer --help before JAX is loaded.
-  from ddiloco_jax.launch import arrays, serving, standby
+  # Imported here: the flags above are checked before all of JAX is loaded.
+  from ddiloco_jax import config
+  from ddiloco_jax.launch import arrays, process, serving, standby
 
   with exits.edge():
     cfg = config.parsed()
@@ -88,7 +90,7 @@ def main() -> int:
     pathlib.Path(_SNAPSHOT.value) if _SNAPSHOT.value else None,
     on_lost=lambda lost: process.end_soon(lost, cfg.run.standby_lease_s / 2),
   )
-  stop = process.stop_on_signals()
+  stop = signals.stop_on_signals()
   with contextlib.ExitStack() as stack:
     # First, as the address: a port that is taken leaves no run behind.
     metrics = _exporter(stack)
@@ -114,9 +116,11 @@ def _say_ready(address: str) -> None:
   print(f"syncer stands by at {address}", flush=True)
 
 
-def _exporter(stack: contextlib.ExitStack) -> Exporter | None:
+def _exporter(stack: contextlib.ExitStack) -> "Exporter | None":
   if _METRICS_PORT.value is None:
     return None
+  from ddiloco_jax.syncer.exporter import Exporter
+
   made = Exporter(_METRICS_HOST.value, _METRICS_PORT.value)
   stack.callback(made.close)
   return made
@@ -124,6 +128,12 @@ def _exporter(stack: contextlib.ExitStack) -> Exporter | None:
 
 def run() -> None:
   """Console entry point."""
+  signals.end_at_once()
+  # Imported now: they take seconds.
+  from ddiloco_jax import config
+  from ddiloco_jax.launch import process
+
+  config.define_flag()
   process.run(main, __doc__)
 
 

@@ -1,4 +1,4 @@
-"""What every process of a run does at its edges: signals, logs, exit codes.
+"""What every process of a run does at its edges: flags, logs, exit codes.
 
 An error that a person can act on is one line on stderr, any other keeps its
 traceback.
@@ -7,7 +7,6 @@ traceback.
 import contextlib
 import logging
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -39,36 +38,6 @@ from ddiloco_jax.syncer.errors import InUse, Superseded
 from ddiloco_jax.wire.status import ServiceError
 
 assert ending.EXIT_QUORUM_TIMEOUT == QUORUM_TIMEOUT
-
-
-class StopFlag:
-  """Set by SIGTERM or SIGINT; a second one ends the process at once."""
-
-  def __init__(self):
-    self._signal = 0
-
-  def __call__(self) -> bool:
-    return bool(self._signal)
-
-  def reason(self) -> str | None:
-    """The signal as a reason, once there was one."""
-    if not self._signal:
-      return None
-    return f"{signal.Signals(self._signal).name} was received"
-
-  def set(self, number: int, frame: object) -> None:
-    if self._signal:
-      os._exit(128 + number)
-    self._signal = number
-
-
-def stop_on_signals() -> StopFlag:
-  """Installs the handlers; call it on the main thread."""
-  flag = StopFlag()
-  if threading.current_thread() is threading.main_thread():
-    for number in (signal.SIGTERM, signal.SIGINT):
-      signal.signal(number, flag.set)
-  return flag
 
 
 def refuse_owned(names: Sequence[str]) -> None:

@@ -25,7 +25,10 @@ from tests.support.processes import (
   SYNCER,
   TRAIN,
   address_of,
+  catches,
   ending,
+  has_loaded,
+  has_open,
   module,
   overrides,
 )
@@ -170,6 +173,63 @@ def test_a_learner_asked_to_stop_says_goodbye_and_saves(tmp_path, number):
   params = fragments.flatten(trees["params"])
   assert {path: array.shape for path, array in params.items()} == shapes
   assert [tuple(p) for p in progress["positions"]] == list(seen[-2].positions)
+
+
+NOBODY = "--syncer=127.0.0.1:9"
+SMALL = "--config=tests/support/small.py"
+STARTING = {  # Command -> its flags, beside the run's directory.
+  "syncer": (SYNCER, SMALL, "--address=127.0.0.1:0"),
+  "standby": (
+    *(SYNCER, SMALL, "--address=127.0.0.1:0", "--standby"),
+    "--config.run.standby_lease_s=5",
+  ),
+  "learner": (TRAIN, SMALL, NOBODY),
+  "plain training": (TRAIN, SMALL),
+  "numpy learner": (
+    *("ddiloco_jax.launch.numpy_learner", NOBODY, "--learner_id=0"),
+  ),
+}
+
+
+@pytest.mark.parametrize("command", STARTING)
+def test_a_command_ends_in_order_from_before_its_slow_imports_on(
+  tmp_path, command
+):
+  name, *flags = STARTING[command]
+  run_dir = tmp_path / "run"
+  argv = module(name, *flags, f"--run_dir={run_dir}")
+  if command == "numpy learner":  # It reads the settings of its syncer.
+    run_dir.mkdir()
+    settings = config.to_json(config.freeze(small.get_config()))
+    (run_dir / "config.json").write_text(settings)
+  with ending() as start:
+    early, late = (start(argv, tmp_path / f"{n}.log") for n in range(2))
+
+    early.wait_for(lambda: catches(early.pid, signal.SIGTERM))
+    assert not has_loaded(early.pid, "grpc")
+    assert not has_loaded(early.pid, "jaxlib")
+    early.signal()
+    late.wait_for(lambda: has_loaded(late.pid, "grpc"))
+    late.signal()
+
+    assert early.wait() == exits.OK, early.said()
+    assert late.wait() == exits.OK, late.said()
+
+
+def test_a_syncer_asked_to_stop_while_it_restores_ends_in_order(tmp_path):
+  run_dir = tmp_path / "run"
+  argv = module(*STARTING["syncer"], f"--run_dir={run_dir}")
+  codes = []
+  with ending() as start:
+    for more in ((), ("--restore",), ("--restore",)):
+      syncer = start([*argv, *more], tmp_path / "syncer.log")
+      syncer.wait_for(
+        lambda syncer=syncer: has_open(syncer.pid, run_dir / "lock")
+      )
+      syncer.signal()
+      codes.append(syncer.wait())
+
+  assert codes == [exits.OK] * 3, (tmp_path / "syncer.log").read_text()
 
 
 def test_a_learner_without_a_syncer_for_too_long_saves_and_exits(tmp_path):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ddiloco_jax.launch import numpy_learner, numpy_model
+from ddiloco_jax.launch import numpy_model, numpy_training
 from ddiloco_jax.learner.seams import Trainer
 
 TRAIN = {
@@ -30,7 +30,7 @@ def text(tmp_path):
 def make_batches(text, num_shards=3, num_epochs=None, seed=0):
   data = {"source": text, "piece_bytes": 1000, "num_epochs": num_epochs}
   settings = {"data": data, "train": TRAIN, "run": {"seed": seed}}
-  return numpy_learner.batches_of(settings, num_shards)
+  return numpy_training.batches_of(settings, num_shards)
 
 
 def test_the_gradient_is_that_of_the_loss(text):
@@ -123,4 +123,4 @@ def test_a_shard_too_short_for_a_batch_is_refused(text):
   }
 
   with pytest.raises(ValueError, match="a batch needs 1000000"):
-    numpy_learner.batches_of(settings, 2)(0)
+    numpy_training.batches_of(settings, 2)(0)

@@ -94,6 +94,30 @@ def ending() -> Iterator[Callable[..., Process]]:
       process.end()
 
 
+def catches(pid: int, number: int) -> bool:
+  """Whether a process has a handler of its own for a signal."""
+  (caught,) = (
+    line.split()[1]
+    for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines()
+    if line.startswith("SigCgt:")
+  )
+  return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+def has_loaded(pid: int, library: str) -> bool:
+  """Whether a process has mapped a file of this name."""
+  return library in pathlib.Path(f"/proc/{pid}/maps").read_text()
+
+
+def has_open(pid: int, path: pathlib.Path) -> bool:
+  """Whether a process has a file open."""
+  for fd in pathlib.Path(f"/proc/{pid}/fd").iterdir():
+    with contextlib.suppress(OSError):  # Closed meanwhile.
+      if fd.readlink() == path.absolute():
+        return True
+  return False
+
+
 def module(name: str, *flags: str) -> list[str]:
   return [sys.executable, "-m", name, *flags]
 

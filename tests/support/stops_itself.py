@@ -12,7 +12,7 @@ import sys
 import threading
 
 from ddiloco_jax import config
-from ddiloco_jax.launch import exits, process, serving
+from ddiloco_jax.launch import exits, process, serving, signals
 from ddiloco_jax.syncer.files import OsFiles
 from tests.support.over_grpc import THETA
 
@@ -60,7 +60,7 @@ def main() -> int:
     files=StoppingFiles(RUN_DIR / "stop_now", POINT),
     on_lost=lambda lost: process.end_soon(lost, cfg.run.standby_lease_s / 2),
   )
-  stop = process.stop_on_signals()
+  stop = signals.stop_on_signals()
   with serving.serving(start, "127.0.0.1:0") as served:
     print(f"syncer serves at {served.address}", flush=True)
     return served.run.run(stop.reason).exit_code
