@@ -49,6 +49,12 @@ def check(state: State, event: events.Event) -> None:
 
 
 def _evicted(state: State, name: str) -> None:
+  if state.end is not None and state.end.finished:
+    raise ValueError(
+      f"learner {name!r} is to be evicted and the run has finished "
+      f"({state.end.reason}): nobody is in it any more. Evict while it runs, or "
+      "after it was started again"
+    )
   learner = state.learners.get(name)
   if learner is None or membership.is_fenced(learner, learner.nonce):
     here = sorted(

@@ -82,6 +82,32 @@ def test_whoever_is_not_here_is_not_evicted(tmp_path, capsys):
   assert "name one of ada" in error
 
 
+def test_what_can_have_no_effect_after_the_end_is_refused_by_name(
+  tmp_path, capsys
+):
+  with served_run(settings(quorum=1), tmp_path / "run") as run:
+    ada = LoopLearner(run.address, "ada", paced(0.02))
+    with learners(ada):
+      wait_for(lambda: ada.steps)
+      admin.main([run.address, "drain"])
+      run.wait()
+
+      codes = {
+        words: admin.main([run.address, *words])
+        for words in [("evict", "ada"), ("evict", "bob"), ("snapshot",)]
+      }
+      said = capsys.readouterr().err.splitlines()
+      again = admin.main([run.address, "drain"])  # As documented: just so.
+
+  assert set(codes.values()) == {exits.FAILED}
+  for name, line in zip(("'ada'", "'bob'"), said):
+    assert f"learner {name} is to be evicted" in line
+    assert "the run has finished (stop_requested: drained by an admin" in line
+    assert "nobody is in it" in line
+  assert "the run ends (stop_requested" in said[2]
+  assert again == exits.OK
+
+
 @pytest.mark.parametrize("address", ["", "127.0.0.1:9"])
 def test_no_syncer_there_has_its_own_code(address, capsys):
   code = None
