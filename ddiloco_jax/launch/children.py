@@ -9,7 +9,7 @@ import time
 
 from ddiloco_jax.launch.plan import ADDRESS, Process
 
-_TRAINING_NICE = 5  # A third of the weight of a process at 0.
+_YIELDS = 5  # Above its launcher: a third of the weight.
 
 
 class Child:
@@ -82,8 +82,9 @@ class Child:
     if self.is_running and not self._gives_way:
       self._gives_way = True
       assert self._popen
+      own = os.getpriority(os.PRIO_PROCESS, 0)
       with contextlib.suppress(ProcessLookupError):
-        os.setpriority(os.PRIO_PGRP, self._popen.pid, _TRAINING_NICE)
+        os.setpriority(os.PRIO_PGRP, self._popen.pid, own + _YIELDS)
 
   def signal(self, number: signal.Signals) -> None:
     """Sends a signal to it and to what it started; nothing if it is gone."""
