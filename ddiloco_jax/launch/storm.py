@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ddiloco_jax.chaos import plan as chaos
-from ddiloco_jax.launch import failures, inject, local, plan
+from ddiloco_jax.launch import calling, exits, failures, inject, local, plan
 from ddiloco_jax.launch.relay import Relay
 from ddiloco_jax.launch.run import LaunchConfig, Run
 from ddiloco_jax.learner.client import Client
@@ -129,7 +129,9 @@ def _have(
     for relay in relays:
       relay.redirect(run.address)
     run.start_learners()
-    watcher = _Watcher(run.address)
+    with exits.edge():
+      wire = calling.recorded(run_plan.run_dir, timeout_s=2.0)
+      watcher = _Watcher(run.address, wire)
     stack.callback(watcher.close)
     storm = _Storm(run, watcher, requests, screen)
     if cfg is None:
@@ -193,12 +195,10 @@ class _Watcher:
       least seen, which is the truest.
   """
 
-  def __init__(self, address: str):
+  def __init__(self, address: str, cfg: WireConfig):
     self.status: pb.Status | None = None
     self.offsets: dict[int, float] = {}
-    self._client = Client(
-      address, WireConfig(call_timeout_s=2.0), learner=ONLOOKER
-    )
+    self._client = Client(address, cfg, learner=ONLOOKER)
     self._over = threading.Event()
     self._thread = threading.Thread(target=self._ask, daemon=True)
     self._thread.start()

@@ -1,10 +1,13 @@
 """The storm's own command over learners that are free of JAX."""
 
+import dataclasses
 import json
 import subprocess
 
 import pytest
 
+from ddiloco_jax.wire.options import WireConfig
+from tests.support import secured
 from tests.support.processes import ROOT, module, overrides
 
 M7 = [
@@ -47,3 +50,28 @@ def test_most_learners_contribute_in_a_storm_of_kills(
   assert figures["uptime"] == 1.0
   assert figures["versions_lost"] == figures["versions_repeated"] == 0
   assert figures["ledger_balanced"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_storm_over_a_run_with_tls_and_tokens_is_watched(tmp_path):
+  plain = dataclasses.asdict(WireConfig())
+  wire = dataclasses.asdict(secured.secured(WireConfig()))
+  changed = {k: v for k, v in wire.items() if v != plain[k]}
+  done = subprocess.run(
+    module(
+      "ddiloco_jax.cli.storm",
+      *M7,
+      *overrides(**{f"wire__{name}": v for name, v in changed.items()}),
+      *("--learners=2", "--step_s=0.1", "--minutes=0.1"),
+      *("--faults_per_hour=600", f"--run_dir={tmp_path / 'storm'}"),
+    ),
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    timeout=180.0,
+  )
+
+  assert done.stdout, done.stderr[-3000:]
+  (figures,) = json.loads(done.stdout.splitlines()[-1])["storms"]
+  assert figures["versions_lost"] == figures["versions_repeated"] == 0
