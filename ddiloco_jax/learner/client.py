@@ -72,7 +72,7 @@ class Client:
     self._known = known
     for address in self._addresses:
       tls.check_may_send(address, self._cfg, self._token)
-    tls.channel_credentials(self._cfg)  # Fails now, not at a call.
+    self._credentials = tls.channel_credentials(self._cfg)
     self._has_answered = False
     self._is_welcome = False  # As a learner, at some time.
     self._causes: dict[int, str] = {}  # Address -> why it does not serve.
@@ -212,7 +212,7 @@ class Client:
       channel = self._channels.get(key)
       if channel is None:
         address = self._addresses[at]
-        channel = tls.open_channel(address, self._cfg, self._token)
+        channel = self._open(address, self._token)
         self._channels[key] = channel
     metadata = tokens.as_metadata(self._token)
     return methods.make_call(channel, name, metadata=metadata)
@@ -221,9 +221,21 @@ class Client:
     self, address: str, token: tokens.Token | None
   ) -> grpc.Channel:
     try:
-      return tls.open_channel(address, self._cfg, token)
+      return self._open(address, token)
     except ValueError as error:
       raise ServiceError("FAILED_PRECONDITION", str(error)) from error
+
+  def _open(self, address: str, token: tokens.Token | None) -> grpc.Channel:
+    """A connection, with what the files hold now, or last held.
+
+    Raises:
+      ValueError: the token would be said where others could read along.
+    """
+    try:
+      self._credentials = tls.channel_credentials(self._cfg)
+    except ValueError as error:  # It may be being written.
+      _log.warning("%s What was read before is used.", error)
+    return tls.open_channel(address, self._cfg, token, self._credentials)
 
   @contextlib.contextmanager
   def _faults(self, at: int, *, of_session: bool = False) -> Iterator[None]:

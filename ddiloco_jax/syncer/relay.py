@@ -105,7 +105,8 @@ class Relay:
 
   def _open(self, address: str, token: tokens.Token | None) -> grpc.Channel:
     try:
-      return tls.open_channel(address, self._cfg, token)
+      credentials = tls.channel_credentials(self._cfg)
+      return tls.open_channel(address, self._cfg, token, credentials)
     except ValueError as error:
       raise ServiceError("FAILED_PRECONDITION", str(error)) from error
 

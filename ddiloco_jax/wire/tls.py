@@ -68,17 +68,22 @@ def channel_credentials(cfg: WireConfig) -> grpc.ChannelCredentials | None:
 
 
 def open_channel(
-  address: str, cfg: WireConfig, token: Token | None
+  address: str,
+  cfg: WireConfig,
+  token: Token | None,
+  credentials: grpc.ChannelCredentials | None,
 ) -> grpc.Channel:
   """A connection with whoever serves at HOST:PORT.
 
+  Args:
+    credentials: See `channel_credentials`.
+
   Raises:
-    ValueError: a token would be said where others could read along, or a file
-      is not what it should be.
+    ValueError: a token would be said where others could read along.
   """
   check_may_send(address, cfg, token)
   settings = options.channel_options(cfg)
-  if credentials := channel_credentials(cfg):
+  if credentials:
     return grpc.secure_channel(address, credentials, settings)
   return grpc.insecure_channel(address, settings)
 
@@ -146,8 +151,8 @@ def diagnose(
     return _handshake(error, address, who) if cfg.tls_ca else None
   except OSError:
     return None
-  except ValueError as error:
-    return str(error)  # Of a file, which was another one at the start.
+  except ValueError:
+    return None  # Of a file, which was another one when it was read for use.
 
 
 @contextlib.contextmanager
@@ -221,7 +226,10 @@ def _verification(
 
 
 def _has_no_names(address: str, cfg: WireConfig) -> bool:
-  context = _context(cfg)
+  try:
+    context = _context(cfg)
+  except ValueError:
+    return False  # It is being written.
   context.check_hostname = False
   with (
     contextlib.suppress(OSError),

@@ -52,7 +52,8 @@ def donor(cfg, address="127.0.0.1:0"):
 
 def fetch(address, cfg, request=REQUEST, token=None):
   """The parts of a state, from whoever serves there."""
-  with tls.open_channel(address, cfg, token) as channel:
+  credentials = tls.channel_credentials(cfg)
+  with tls.open_channel(address, cfg, token, credentials) as channel:
     call = methods.make_call(
       channel, "FetchState", methods.PEER, tokens.as_metadata(token)
     )

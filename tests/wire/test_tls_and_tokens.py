@@ -621,6 +621,31 @@ def test_a_learner_that_every_address_refuses_ends():
     server.stop(0.0)
 
 
+@pytest.mark.parametrize("setting", ["tls_ca", "tls_cert", "tls_key"])
+@pytest.mark.parametrize("content", [None, b"", b"-----BEGIN"])
+def test_a_file_that_is_being_written_stops_no_failover(
+  serve, tmp_path, caplog, setting, content
+):
+  file = tmp_path / "copy.pem"
+  file.write_bytes(pathlib.Path(certs()[setting]).read_bytes())
+  first, second = (serve(mutual()) for _ in range(2))
+  cfg = mutual(**{setting: str(file)})
+  client = Client([first.address, second.address], cfg, learner="0")
+  client.get_run()
+
+  file.unlink()
+  if content is not None:
+    file.write_bytes(content)
+  first.close()
+  wait_for(lambda: is_served(client))
+
+  assert client.get_run() == second.syncer.get_run()
+  assert any(f"wire.{setting}={file}" in line for line in caplog.messages)
+  client.close()
+  with pytest.raises(ValueError, match=rf"wire\.{setting}={file}"):
+    Client([second.address], cfg, learner="0")  # At the start, at once.
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
 def test_who_listens_everywhere_is_reached_by_its_certificates_name(host):
   run = Served(THETA, RULES, "in_process", cfg=mutual())
