@@ -67,7 +67,7 @@ for host in "${hosts[@]}"; do
       "an IP address, such as 10.0.0.1"
   fi
 done
-for tool in openssl flock; do
+for tool in openssl python3; do
   command -v "$tool" > /dev/null ||
     refuse "there is no command '$tool' here: install it"
 done
@@ -81,7 +81,9 @@ for file in ca.pem ca.key "$name.pem" "$name.key"; do
     refuse "$dir/$file is a directory, and a file is to be there: remove it"
 done
 exec 9< "$dir"
-flock 9 # One at a time: they share the CA, and NAME may be the same.
+# One at a time: they share the CA, and NAME may be the same. Python's, since
+# flock(1) is Linux's; the lock is this shell's too, and ends with it.
+python3 -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX)'
 work="$(mktemp -d -- "$dir/.new.XXXXXX")"
 trap 'rm -rf -- "$work"' EXIT
 
@@ -124,7 +126,11 @@ policy = any
 [any]
 commonName = supplied
 CNF
-stamp() { date -u -d "@$(($(date +%s) + 86400 * $1))" +%Y%m%d%H%M%SZ; }
+stamp() { # In N days.
+  python3 -c 'import sys, time
+at = time.time() + 86400 * int(sys.argv[1])
+print(time.strftime("%Y%m%d%H%M%SZ", time.gmtime(at)))' "$1"
+}
 ca="$(cd -- "$dir" > /dev/null && pwd)"
 start=$((days < 0 ? days - 1 : -2))
 # x509 takes no past dates before OpenSSL 3.4, and ca does.

@@ -1,7 +1,10 @@
 """scripts/make_certs.sh leaves what is there as it is, unless it has better."""
 
+import pathlib
+import shutil
 import ssl
 import subprocess
+import sys
 
 import pytest
 
@@ -10,12 +13,13 @@ from tests.support.secured import ROOT
 SCRIPT = str(ROOT / "scripts/make_certs.sh")
 
 
-def start(*words):
+def start(*words, env=None):
   return subprocess.Popen(
     ["bash", SCRIPT, *map(str, words)],
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,
     text=True,
+    env=env,
   )
 
 
@@ -145,3 +149,22 @@ def test_the_same_name_twice_at_once_gives_one_pair(tmp_path):
     process.communicate()
 
   check_pair(tmp_path, "node")
+
+
+def test_no_tool_of_linux_alone_is_needed(tmp_path):
+  tools, certs = tmp_path / "bin", tmp_path / "certs"
+  tools.mkdir()
+  for name in ("bash", "cat", "mkdir", "mktemp", "mv", "openssl", "rm"):
+    found = shutil.which(name)
+    assert found
+    (tools / name).symlink_to(pathlib.Path(found).resolve())
+  (tools / "python3").symlink_to(sys.executable)
+  (tools / "date").write_text("#!/bin/sh\nexit 1\n")  # BSD's has no -d.
+  (tools / "date").chmod(0o755)
+  env = {"PATH": str(tools)}
+
+  processes = [start(certs, env=env) for _ in range(3)]
+  said = [process.communicate()[0] for process in processes]
+
+  assert [process.returncode for process in processes] == [0] * 3, said
+  check_pair(certs, "node")
