@@ -75,6 +75,8 @@ def explore_all(
       done += found["num_schedules"]
       num_events += found["num_events"]
       broken += found["broken"]
+      for index, law in found["broken"]:
+        print(f"\nschedule {index} breaks: {law}", file=sys.stderr)
       reached.update(found["reached"])
       _show(done, num_schedules, num_events, len(broken), started)
   counts = dict(sorted(reached.items(), key=lambda item: item[1]))
@@ -153,8 +155,7 @@ def main() -> int:
   if args.plant:
     return _look_for_plants(args)
   verdict = explore_all(args.seed, args.schedules, args.processes)
-  for index, law in verdict["broken"][:1]:
-    print(f"schedule {index} breaks: {law}", file=sys.stderr)
+  for index, _ in verdict["broken"][:1]:
     print(tell(args.seed, index), file=sys.stderr)
   rare = [r for r, n in verdict["reached"].items() if n < args.min_reached]
   for reason in rare:
