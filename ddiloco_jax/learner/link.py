@@ -15,7 +15,7 @@ from ddiloco_jax.learner.bulk import Bulk
 from ddiloco_jax.learner.exchange import Exchange
 from ddiloco_jax.learner.patience import LinkConfig, Patience, Stopped
 from ddiloco_jax.learner.stream import Stream
-from ddiloco_jax.protocol import events
+from ddiloco_jax.protocol import events, lives
 from ddiloco_jax.wire import port
 
 _LOOK_S = 0.5  # How often a wait looks whether it was told to stop.
@@ -208,7 +208,7 @@ class Link:
     shared = self._shared
     with shared.changed:
       shared.say(events.Left(reason=reason))
-      shared.nonce, shared.resumes = uuid.uuid4().hex, ""
+      shared.nonce, shared.resumes = lives.next_life(shared.nonce), ""
       shared.fences, shared.recovered = True, None
       control = shared.control
     if control:

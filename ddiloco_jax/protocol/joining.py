@@ -85,6 +85,13 @@ def _refusal(turn: Turn, event: events.Joined) -> tuple[str, str] | None:
         f"{turn.num_live} learners are live and max_learners is {most}; "
         "raise max_learners at the syncer"
       )
+    others = (m for m in turn.learners.values() if m is not old)
+    awaited = sum(membership.is_awaited(turn, m) for m in others)
+    if not same and turn.num_live + awaited >= most:
+      return "UNAVAILABLE", (
+        f"{turn.num_live} learners are live, {awaited} may come back after the "
+        f"syncer's restart, and max_learners is {most}; join again"
+      )
   return None
 
 

@@ -307,6 +307,8 @@ def _hear_nobody(turn: Turn, old: State) -> None:
   for learner in old.learners.values():
     turn.put(
       learner._replace(
+        # Who was live has a whole lease to come back.
+        heard_at=turn.now if learner.live else learner.heard_at,
         live=False,
         training=False,
         connected=False,

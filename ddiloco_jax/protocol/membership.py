@@ -4,7 +4,7 @@ Liveness is any byte within the lease, whatever a stream does. The bases of all
 learners are the run's vector clock. (arXiv 2604.21428, Sec. 3.1 and App. E.)
 """
 
-from ddiloco_jax.protocol import events, ledger
+from ddiloco_jax.protocol import events, ledger, lives
 from ddiloco_jax.protocol.events import ZERO, Counts, Version
 from ddiloco_jax.protocol.state import Learner, State
 from ddiloco_jax.protocol.turn import Turn
@@ -102,6 +102,13 @@ def hear(turn: Turn, learner: Learner) -> Learner:
   return turn.put(learner._replace(heard_at=turn.now, live=True))
 
 
+def is_awaited(turn: Turn, learner: Learner) -> bool:
+  """Whether its lease runs, though nobody has heard it since a restart."""
+  if learner.live or learner.gone:
+    return False
+  return turn.now < learner.heard_at + turn.rules.lease_s
+
+
 def disconnect(turn: Turn, event: events.Disconnected) -> None:
   learner = turn.speaker(event)
   if learner is not None:
@@ -143,7 +150,10 @@ def evict(turn: Turn, event: events.EvictRequested) -> None:
 
 def is_fenced(learner: Learner, nonce: str) -> bool:
   """Whether a process of an id may not join again."""
-  return nonce in learner.evicted_nonces or nonce in learner.fenced_nonces
+  first = lives.first_life(nonce)
+  return nonce in learner.fenced_nonces or any(
+    first == lives.first_life(evicted) for evicted in learner.evicted_nonces
+  )
 
 
 def replaced(learner: Learner, nonce: str) -> tuple[str, ...]:

@@ -12,6 +12,8 @@ from ddiloco_jax.protocol.events import Position
 from ddiloco_jax.protocol.state import CalledBack, Learner
 from ddiloco_jax.protocol.turn import Turn
 
+_MAX_NAMES = 8  # That a sentence has.
+
 
 class Claim(NamedTuple):
   """What a joining process owns, and what of it it may read at once."""
@@ -23,32 +25,42 @@ class Claim(NamedTuple):
 def claim(turn: Turn, name: str) -> Claim | str:
   """The shards of a joining process, or why it has to wait for one.
 
-  It keeps what it owned. What it lacks are the lowest shards that no live
-  learner owns or reads; their owners lose them.
+  It keeps what it owned. What it lacks are the lowest shards of nobody, or of who
+  is over; then those of learners that are away, which lose them.
 
   Returns:
     A claim without shards where all of them are held; a sentence where a lent
-    one was called back for it.
+    one was called back for it, or where somebody is awaited.
   """
   old = turn.learners.get(name)
-  live = [m for m in turn.learners.values() if m.live and m.learner != name]
-  taken = {shard for m in live for shard in m.reads}
+  others = [m for m in turn.learners.values() if m.learner != name]
+  awaited = [m for m in others if membership.is_awaited(turn, m)]
+  live = [m for m in others if m.live]
+  here = (*live, *awaited)
+  taken = {shard for m in here for shard in m.reads}
   owned = old.shards if old is not None else ()
-  free = (
-    shard
-    for shard in range(turn.rules.num_shards)
-    if shard not in taken.union(owned, *(m.shards for m in live))
-  )
+  held = taken.union(owned, *(m.shards for m in here))
+  kept = {shard for m in others if not m.gone for shard in m.shards}
+  free = [s for s in range(turn.rules.num_shards) if s not in held]
+  free.sort(key=lambda shard: (shard in kept, shard))
   lacking = max(0, turn.rules.shards_per_learner - len(owned))
-  owned = (*owned, *(shard for shard, _ in zip(free, range(lacking))))
+  owned = (*owned, *free[:lacking])
   reads = tuple(shard for shard in owned if shard not in taken)
   lent = [shard for shard in owned if shard in taken]
   if not owned:
     lent = _one_that_is_lent(turn, live)
   for shard in lent:
     call_back(turn, shard)
-  if reads or not lent:
+  if reads:
     return Claim(owned, reads)
+  if not lent and not awaited:
+    return Claim((), ())
+  if not lent:
+    names = ", ".join(sorted(m.learner for m in awaited)[:_MAX_NAMES])
+    return (
+      f"no data shard is free before the lease of {names} has run out, unheard "
+      "since the syncer's restart; join again"
+    )
   return (
     f"data shard {lent[0]} is lent to {_reader(turn, lent[0])}, which was told "
     "to give it back at its next step boundary; join again"
@@ -176,8 +188,16 @@ def scan(turn: Turn) -> None:
       _lend(turn, shard)
 
 
+def _awaits(turn: Turn, reader: Learner) -> bool:
+  """Whether a reader may come back after a restart; looks again when not."""
+  if not membership.is_awaited(turn, reader):
+    return False
+  membership.wake_scan(turn, reader.heard_at + turn.rules.lease_s)
+  return True
+
+
 def _give_back_s(turn: Turn) -> float:
-  """How long a reader may take, also where a restart ended the lending."""
+  """How long who holds a shard may take, also where nothing is lent (0)."""
   return max(turn.rules.shard_lease_s, turn.rules.lease_s)
 
 
@@ -190,7 +210,7 @@ def _give_to_owner(turn: Turn, shard: int) -> None:
     return
   name = _reader(turn, shard)
   if name:
-    if turn.learners[name].live:
+    if turn.learners[name].live or _awaits(turn, turn.learners[name]):
       return
     membership.fence(
       turn,
@@ -208,7 +228,7 @@ def _may_lend(turn: Turn, shard: int, owner: Learner) -> bool:
     return False
   if not _takers(turn):
     return False
-  lease_s = turn.rules.shard_lease_s
+  lease_s = _give_back_s(turn)
   away = (owner, reader or owner)
   at = max(m.heard_at + lease_s for m in away)
   at = max(at, owner.lend_at)

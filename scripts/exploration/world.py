@@ -337,10 +337,11 @@ class World:
   def _up(self, process: Process) -> None:
     event = process.up.popleft()
     who = process.name, process.incarnation
-    if self.streams.get(who) is process:
-      self.say(event, honest=self.laws.is_trusted(process.name))
-    else:
+    if self.streams.get(who) is not process:
       process.lose_stream()
+    elif not self.say(event, honest=self.laws.is_trusted(process.name)):
+      self._cut(process, is_seen=True)
+      process.is_over = True  # After what was said in its name.
 
   def deliver_ghost(self, ghost: Process) -> bool:
     """The next word on the stream of a process that was cut off."""

@@ -166,6 +166,23 @@ def test_an_evicted_process_gets_nothing_more(tmp_path):
       bob.close()
 
 
+def test_a_process_that_starts_over_is_evicted_between_its_two_lives(tmp_path):
+  with served_run(settings(quorum=1), tmp_path / "run") as run:
+    ada = LoopLearner(run.address, "ada", paced(0.02))
+    bob = LoopLearner(run.address, "bob", paced(0.02))
+    with learners(ada, bob):
+      wait_for(lambda: ada.steps and bob.steps)
+      bob.link.start_over("its loss rose")  # As the loop does it.
+      wait_for(lambda: run.syncer._state.learners["bob"].gone)
+
+      run.syncer.evict("bob", "it lies")
+
+      bob.join(20.0)
+      assert isinstance(bob.error, ServiceError)
+      assert bob.error.code == "ABORTED"
+      assert ada.error is None
+
+
 def test_the_many_that_could_be_evicted_are_not_all_named():
   hand = Hand(dataclasses.replace(ONE, max_learners=300, num_shards=300))
   for k in range(300):

@@ -239,8 +239,19 @@ def test_a_learner_that_returns_gets_its_shard_back():
   assert welcome.positions[0].shard == 2
 
 
+def test_a_silent_learner_keeps_its_shard_while_others_are_free():
+  hand = Hand(dataclasses.replace(ONE, num_shards=2))
+  hand.join("L0")
+  hand.tick(20.0)
+
+  effects = hand.join("L1")
+
+  assert only(effects, events.Welcome).positions[0].shard == 1
+  assert all_of(effects, events.Fence) == []
+
+
 def test_who_takes_over_the_shard_of_a_silent_learner_fences_it():
-  hand = Hand()
+  hand = Hand(dataclasses.replace(ONE, num_shards=1))
   hand.join("L0")
   hand.tick(20.0)
 
