@@ -65,12 +65,6 @@ def _refusal(turn: Turn, event: events.Joined) -> tuple[str, str] | None:
       f"this process of {event.learner!r} was fenced: another one took its "
       f"place, or it was evicted; it does not join again"
     )
-  if old is not None and len(old.evicted_nonces) >= membership.MAX_EVICTED:
-    return "FAILED_PRECONDITION", (
-      f"{len(old.evicted_nonces)} processes of {event.learner!r} were evicted, "
-      f"and after {membership.MAX_EVICTED} an id is closed; choose another "
-      "--learner_id"
-    )
   if old is not None and not same and old.live and old.connected:
     if not event.takeover:
       return "FAILED_PRECONDITION", (

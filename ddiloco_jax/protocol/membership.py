@@ -14,9 +14,6 @@ from ddiloco_jax.protocol.turn import Turn
 TRAINING_S = 60.0
 # Processes of one id that are remembered as replaced: more than live at a time.
 MAX_FENCED = 64
-# Evicted processes of one id, after which it is closed: none is forgotten, and
-# an operator who evicts so often wants no other process of it.
-MAX_EVICTED = 1024
 
 
 def is_valid_base(state: State | Turn, fragment: int, base: Version) -> bool:

@@ -91,23 +91,6 @@ def test_an_evicted_process_does_not_join_again_whoever_came_after_it():
   assert len(known.fenced_nonces) <= membership.MAX_FENCED
 
 
-def test_an_id_with_too_many_evicted_processes_is_closed(monkeypatch):
-  monkeypatch.setattr(membership, "MAX_EVICTED", 3)
-  hand = Hand()
-  for i in range(3):
-    hand.join("L0", f"evicted-{i}")
-    hand.tell(events.EvictRequested(learner="L0", reason="a sick host"))
-
-  for nonce in ("evicted-0", "evicted-2", "another"):
-    reject = only(hand.join("L0", nonce, takeover=True), events.Reject)
-
-    assert reject.code == (
-      "FAILED_PRECONDITION" if nonce == "another" else "ABORTED"
-    )
-  assert len(hand.state.learners["L0"].evicted_nonces) == 3
-  assert only(hand.join("L1"), events.Welcome)
-
-
 def test_answers_of_an_old_incarnation_are_refused_and_change_nothing():
   hand = Hand()
   hand.join("L0", "first")
