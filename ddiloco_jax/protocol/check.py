@@ -13,6 +13,8 @@ from ddiloco_jax.protocol.state import Learner, State
 
 # Beyond it a float64 cannot hold a count exactly, and nobody trains so long.
 MAX_COUNT = 2**53
+# No batch of one step is so large: beyond it, a step's weight is an invention.
+MAX_STEP_TOKENS = 2**32
 MAX_SHOWN = 8  # Names in a text.
 
 
@@ -204,6 +206,11 @@ def _fragment(state: State, p: int) -> None:
 def _counts(counts: Counts, who: str) -> None:
   _count(counts[0], f"{who}: steps")
   _count(counts[1], f"{who}: tokens")
+  if counts.tokens > counts.steps * MAX_STEP_TOKENS:
+    raise ValueError(
+      f"{who}: {counts.tokens} tokens in {counts.steps} steps: no step has more "
+      "than 2**32, and none without a step; count the loss tokens of each step"
+    )
 
 
 def _count(value: int, who: str) -> None:

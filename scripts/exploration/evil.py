@@ -21,6 +21,7 @@ _COUNTS = (
   Counts(3, 0),
   Counts(2**53, 2**53),
   Counts(1, 100),
+  Counts(1, 2**32),
   Counts(1, 2**40),
 )
 

@@ -3,7 +3,7 @@
 import pytest
 
 from ddiloco_jax.protocol import events, machine
-from ddiloco_jax.protocol.check import check
+from ddiloco_jax.protocol.check import MAX_STEP_TOKENS, check
 from ddiloco_jax.protocol.events import Counts, Position, Version
 from ddiloco_jax.protocol.rules import Rules
 from tests.protocol.by_hand import Hand
@@ -54,6 +54,40 @@ def test_an_honest_report_passes(hand):
 def test_impossible_reports_are_refused(hand, change, word):
   with pytest.raises(ValueError, match=word):
     check(hand.state, report(hand, **change))
+
+
+def words_about(hand: Hand, counts: Counts) -> tuple[events.Event, ...]:
+  """A report, an adoption and a reply of the same counts of fragment 0."""
+  where = hand.where("L0")
+  newest = Version(1, 0)
+  return (
+    report(hand, step=4, counts=(counts, Counts(3, 300))),
+    events.Applied(**where, fragment=0, version=newest, step=4, counts=counts),
+    events.Replied(
+      **where,
+      fragment=0,
+      round=1,
+      attempt=0,
+      base=newest,
+      counts=counts,
+      norm=1.0,
+    ),
+  )
+
+
+def test_no_step_has_an_absurd_number_of_tokens(hand):
+  for word in words_about(hand, Counts(4, 4 * MAX_STEP_TOKENS)):
+    check(hand.state, word)
+
+  for word in words_about(hand, Counts(4, 4 * MAX_STEP_TOKENS + 1)):
+    with pytest.raises(
+      ValueError,
+      match=r"17179869185 tokens in 4 steps.*2\*\*32.*count the loss",
+    ):
+      check(hand.state, word)
+  for word in words_about(hand, Counts(4, 2**52)):
+    with pytest.raises(ValueError, match=f"{2**52} tokens in 4 steps"):
+      check(hand.state, word)
 
 
 def test_counts_may_start_again_after_an_adoption(hand):
