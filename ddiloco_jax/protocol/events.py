@@ -474,7 +474,7 @@ class SnapshotOver(Effect):
   Attributes:
     snapshot: Its number; 0 where it was refused before it had one.
     learners: Whose parts are on disk.
-    skipped: "ID: why" of the others.
+    skipped: "ID: why" of the others; also of who was away at the markers.
   """
 
   snapshot: int

@@ -1,11 +1,12 @@
 """A consistent cut of a run: markers between two versions.
 
 No round opens until the open ones are over; then V is the clock of the cut, and
-every live learner gets a marker with it. Rounds open again once each of them
-has said that it holds V, and the syncer has copied its own part: a learner
-looks at its marker before it adopts anything newer, so nothing after V gets
-into the cut while files are still being written. When all have answered, the
-syncer writes who is in it; then it is a cut. Every wait has a bound.
+every live learner gets a marker with it; one that is away is named as not in
+the cut. Rounds open again once each has said that it holds V, and the syncer
+has copied its own part: a learner looks at its marker before it adopts anything
+newer, so nothing after V gets into the cut while files are still being written.
+When all have answered, the syncer writes who is in it; then it is a cut. Every
+wait has a bound.
 (Chandy and Lamport, 1985; arXiv 2604.21428, App. E.)
 """
 
@@ -116,6 +117,7 @@ def _mark(turn: Turn, cut: Cut) -> None:
     marked=True,
     clock=clock,
     awaited=awaited,
+    skipped=_away(turn),
     until=turn.now + turn.rules.lease_s,
   )
   turn.emit(
@@ -125,6 +127,22 @@ def _mark(turn: Turn, cut: Cut) -> None:
       members=tuple((m.learner, m.incarnation) for m in awaited),
       reason=f"snapshot {cut.snapshot}: {len(awaited)} live learners save",
     )
+  )
+
+
+def _away(turn: Turn) -> tuple[str, ...]:
+  """Who gets no marker, and may be back.
+
+  A goodbye does not say whether it is for good: who starts over joins again
+  within a lease, and after it nobody is missed.
+  """
+  return tuple(
+    f"{m.learner}: not live when the markers were sent; last heard of "
+    f"{turn.now - m.heard_at:.0f} s ago"
+    for m in turn.learners.values()
+    if not m.live
+    and m.nonce not in m.evicted_nonces
+    and not (m.gone and m.heard_at + turn.rules.lease_s <= turn.now)
   )
 
 

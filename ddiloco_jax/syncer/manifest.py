@@ -6,6 +6,7 @@ cut. A number is used once in a directory. (arXiv 2604.21428, App. E.)
 
 import json
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 from ddiloco_jax.protocol import events, saved
@@ -111,12 +112,14 @@ def check(path: pathlib.Path, state: dict[str, Any]) -> None:
     ValueError: names what differs.
   """
   over, cut = read(path), saved.decode(Cut | None, state["cut"])
-  said = sorted([*over.learners, *(s.partition(":")[0] for s in over.skipped)])
-  asked = sorted(member.learner for member in cut.awaited) if cut else []
+  said = sorted([*over.learners, *_names(over.skipped)])
+  known = []
+  if cut:  # Who was away, and got no marker, is skipped from the start.
+    known = [m.learner for m in cut.awaited] + _names(cut.skipped)
   for what, mine, its in (
     ("number", over.snapshot, cut and cut.snapshot),
     ("clock", over.clock, cut and cut.clock),
-    ("learners, with the skipped ones,", said, asked),
+    ("learners, with the skipped ones,", said, sorted(known)),
   ):
     if mine != its:
       raise ValueError(
@@ -128,6 +131,10 @@ def check(path: pathlib.Path, state: dict[str, Any]) -> None:
 def run_dir_of(path: pathlib.Path) -> pathlib.Path:
   """Of the run that took the cut at RUN/snapshots/ID."""
   return path.absolute().parent.parent
+
+
+def _names(skipped: Sequence[str]) -> list[str]:
+  return [text.partition(":")[0] for text in skipped]
 
 
 def _number(path: pathlib.Path) -> int:

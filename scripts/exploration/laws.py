@@ -76,7 +76,7 @@ LAWS = {
   "its state",
   "cuts": "a marker tells the newest versions to all that are live, while no "
   "round is open; none opens until all hold them and the syncer has a copy; "
-  "a cut ends once",
+  "a cut ends once, and names each that was live then, or may be back",
   "who is in a cut": "the learners of a cut hold valid bases of its clock",
   "the end": "an end is not taken back; it finishes with all books closed",
   "a state survives its disk": "save and load keep the digest",
@@ -140,6 +140,14 @@ class Laws:
     self._cut: events.Marker | None = None
     self._awaited: set[tuple[str, int]] = set()
     self._in_cut: set[str] = set()
+    self._away: set[str] = set()
+    # Learner -> when its process was last heard, if that is over for good.
+    self._over = {
+      m.learner: m.heard_at for m in state.learners.values() if m.gone
+    }
+    self._evicted = {
+      m.learner for m in state.learners.values() if m.nonce in m.evicted_nonces
+    }
     self._marked_at = 0.0
     self._copied = False
     self._versions = [f.version for f in state.fragments]
@@ -199,6 +207,10 @@ class Laws:
       self._versions_stand(before, after)
     if isinstance(event, events.Captured):
       self._captured(event)
+    if isinstance(event, events.Left) and (old := _speaker(before, event)):
+      self._over[event.learner] = old.heard_at
+    if isinstance(event, events.EvictRequested):
+      self._evicted.add(event.learner)
     if self._cut:
       self._skip(before, event, after)
     for effect in effects:
@@ -286,7 +298,11 @@ class Laws:
       case events.Publish():
         self._published(event, after, effect)
       case events.Welcome():
+        self._over.pop(effect.learner, None)
+        self._evicted.discard(effect.learner)
         self._welcome(before, after, effect)
+      case events.Fence():
+        self._over[effect.learner] = after.learners[effect.learner].heard_at
       case events.GiveUp():
         open_ = {(r.fragment, r.round, r.attempt) for r in after.rounds}
         if (effect.fragment, effect.round, effect.attempt) in open_:
@@ -409,6 +425,16 @@ class Laws:
       raise Broken("cuts", f"{marker}: {self._cut}, {live}, {self._versions}")
     self._cut, self._copied = marker, False
     self._awaited, self._marked_at, self._in_cut = live, after.now, set()
+    self._away = {
+      name for name, m in after.learners.items() if self._is_missed(after, m)
+    }
+
+  def _is_missed(self, after: State, learner: Learner) -> bool:
+    """Whether it gets no marker, and may be back: so the cut names it."""
+    name, lease_s = learner.learner, after.rules.lease_s
+    if learner.live or name in self._evicted:
+      return False
+    return self._over.get(name, math.inf) + lease_s > after.now
 
   def _skip(self, before: State, event: Event, after: State) -> None:
     """Who has spoken, is lost, or takes longer than a lease, holds none up."""
@@ -443,9 +469,9 @@ class Laws:
   def _cut_over(self, effect: events.SnapshotOver) -> None:
     cut, self._cut = self._cut, None
     taken = not effect.reason
-    names = {name for name, _ in cut.members} if cut else set()
-    told = {*effect.learners, *(s.split(":")[0] for s in effect.skipped)}
-    if taken and (cut is None or not effect.path or told != names):
+    names = {name for name, _ in cut.members} | self._away if cut else set()
+    told = [*effect.learners, *(s.split(":")[0] for s in effect.skipped)]
+    if taken and (not cut or not effect.path or sorted(told) != sorted(names)):
       raise Broken("cuts", f"{effect} of {cut}")
     if taken and not self._in_cut.issuperset(effect.learners):
       raise Broken("who is in a cut", f"{effect}: {self._in_cut} held {cut}")

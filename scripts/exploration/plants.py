@@ -145,6 +145,11 @@ def _lost_base_in_cut(whole: Callable[..., Any]) -> Callable[..., Any]:
   return trains_from
 
 
+def _forgotten_away(whole: Callable[..., Any]) -> Callable[..., Any]:
+  """A cut does not name who was away when the markers were sent."""
+  return lambda turn: ()
+
+
 def _read_again(whole: Callable[..., Any]) -> Callable[..., Any]:
   """What a reader has begun, and given back, is read by the next one, too."""
 
@@ -167,4 +172,5 @@ PLANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
   "leaked_pull": (rounds, "_dismiss", _leaked_pull),
   "read_again": (shards, "_given_back", _read_again),
   "lost_base_in_cut": (snapshots, "_trains_from", _lost_base_in_cut),
+  "forgotten_away": (snapshots, "_away", _forgotten_away),
 }

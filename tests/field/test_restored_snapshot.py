@@ -178,6 +178,26 @@ def test_a_learner_without_a_part_joins_as_a_newcomer(tmp_path, cut):
   assert resumed.steps[0] > 1
 
 
+def test_a_run_goes_on_from_a_cut_that_names_who_was_away(tmp_path):
+  old, new = tmp_path / "old", tmp_path / "new"
+  with served_run(shards(), old) as run:
+    a, kept = begin(run.address, "a")
+    b, _ = begin(run.address, "b")
+    with learners(a):
+      with learners(b):
+        wait_for(lambda: run.status().num_training == 2)
+      wait_for(lambda: run.status().num_live == 1)
+      over = run.syncer.take_snapshot()
+
+  with served_run(shards(), new, snapshot=old / "snapshots" / "1") as run:
+    resumed = resume(run.address, "a", kept, over.snapshot)
+    with learners(resumed):
+      more_merges(run, FEW)
+
+  assert tuple(over.learners) == ("a",)
+  assert [text.partition(":")[0] for text in over.skipped] == ["b"]
+
+
 def test_a_restored_run_that_is_killed_goes_on_from_what_it_has(tmp_path, cut):
   old, over, kept = cut
   new, snapshot = tmp_path / "new", old / "snapshots" / "1"

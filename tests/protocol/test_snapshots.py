@@ -1,5 +1,7 @@
 """A consistent cut: between two versions, bounded, and said."""
 
+import pytest
+
 from ddiloco_jax.protocol import events, machine, snapshots
 from ddiloco_jax.protocol.rules import Rules
 from ddiloco_jax.protocol.turn import Turn
@@ -65,6 +67,90 @@ def test_a_learner_that_is_alive_and_slow_is_skipped_too():
   over = only(run.tick(1.0), events.SnapshotOver)
 
   assert over.skipped == ("a: not done within 15 s",)
+
+
+def taken(run: Hand, *saved: str) -> events.SnapshotOver:
+  """A cut of which these save their part."""
+  effects = run.tell(events.SnapshotRequested())
+  for name in saved:
+    effects += done(run, name)
+  return only(
+    effects + run.tell(events.Captured(snapshot=1, path="x")),
+    events.SnapshotOver,
+  )
+
+
+def test_a_learner_whose_lease_ran_out_before_the_marker_is_named():
+  run = ready("a", "b")
+  for _ in range(20):
+    run.tell(events.Heard(**run.where("a")))
+    run.tick(1.0)
+
+  over = taken(run, "a")
+
+  assert over.learners == ("a",)
+  assert over.skipped == (
+    "b: not live when the markers were sent; last heard of 20 s ago",
+  )
+
+
+def test_a_learner_between_two_processes_is_named():
+  run = ready("a", "b")
+  run.tell(events.Left(**run.where("b"), reason="loss spike"))
+  run.tell(events.Heard(**run.where("a")))
+  run.tick(2.0)
+
+  over = taken(run, "a")
+
+  assert over.learners == ("a",)
+  assert over.skipped == (
+    "b: not live when the markers were sent; last heard of 2 s ago",
+  )
+
+
+def test_who_joins_again_before_the_marker_takes_part():
+  run = ready("a", "b")
+  run.tell(events.Left(**run.where("b"), reason="loss spike"))
+  run.join("b", "b-1")
+
+  over = taken(run, "a", "b")
+
+  assert over.learners == ("a", "b")
+  assert over.skipped == ()
+
+
+def test_who_is_away_at_the_marker_and_comes_back_is_named_once():
+  run = ready("a", "b")
+  run.tell(events.Left(**run.where("b"), reason="loss spike"))
+  marked(run)
+  run.join("b", "b-1")
+
+  done(run, "b")
+  done(run, "a")
+  over = only(
+    run.tell(events.Captured(snapshot=1, path="x")), events.SnapshotOver
+  )
+
+  assert over.learners == ("a",)
+  assert [text.split(":")[0] for text in over.skipped] == ["b"]
+
+
+@pytest.mark.parametrize("how", ["left", "evicted", "silent, then evicted"])
+def test_who_is_gone_for_good_is_not_named(how):
+  run = ready("a", "b")
+  if how == "left":
+    run.tell(events.Left(**run.where("b"), reason="enough"))
+  if how != "evicted":
+    for _ in range(15):
+      run.tell(events.Heard(**run.where("a")))
+      run.tick(1.0)
+  if how != "left":
+    run.tell(events.EvictRequested(learner="b", reason="broken"))
+
+  over = taken(run, "a")
+
+  assert over.learners == ("a",)
+  assert over.skipped == ()
 
 
 def test_a_second_request_joins_the_first():
