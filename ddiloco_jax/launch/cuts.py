@@ -45,7 +45,7 @@ class Cuts:
       self._model.save(saving, 0, record, beside)
     except (CheckpointError, ValueError) as error:
       saving.close()
-      tell(str(error))
+      _fail(path, error, tell)
       return
     self._thread = threading.Thread(
       target=_finish, args=(saving, path, tell), name="cut", daemon=True
@@ -178,6 +178,11 @@ def _finish(saving: Checkpoints, path: pathlib.Path, tell: Tell) -> None:
     saving.close()
     seal.seal(path)
   except (CheckpointError, OSError) as error:
-    tell(str(error))
+    _fail(path, error, tell)
   else:
     tell(None)
+
+
+def _fail(path: pathlib.Path, error: Exception, tell: Tell) -> None:
+  _log.warning("not in snapshot %s: %s", path.name, error)
+  tell(str(error))

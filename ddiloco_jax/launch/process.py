@@ -5,7 +5,6 @@ traceback.
 """
 
 import contextlib
-import logging
 import os
 import sys
 import threading
@@ -15,6 +14,7 @@ from typing import NamedTuple
 from absl import app, flags
 
 from ddiloco_jax import config
+from ddiloco_jax.launch import logs
 from ddiloco_jax.launch.exits import (
   BAD_USAGE,
   FAILED,
@@ -129,13 +129,7 @@ def run(main: Callable[[], int], usage: str | None) -> None:
         f"{argv[1]!r} is no flag; flags are --name=value (underscores).",
         exitcode=BAD_USAGE,
       )
-    logging.basicConfig(
-      level=logging.INFO,
-      format="%(asctime)s %(levelname)s %(message)s",
-      force=True,
-    )
-    for name in ("absl", "jax", "orbax"):  # They speak of their own insides.
-      logging.getLogger(name).setLevel(logging.WARNING)
+    logs.begin()
     sys.exit(_code(main))
 
   sys.modules["__main__"].__doc__ = usage

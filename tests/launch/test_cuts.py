@@ -167,3 +167,27 @@ def test_a_part_must_be_of_the_versions_of_the_manifest(model, spec, saved):
   manifest.write(cut.parent.parent, over, OsFiles())
   with pytest.raises(ValueError, match=f"{path} is of the versions"):
     cuts.restore(cut, NAME, spec, model)
+
+
+@pytest.mark.parametrize(
+  ("where", "said"),
+  [
+    ("snapshots", "Check that the directory is writable"),
+    (f"snapshots/{NUMBER}/seal.json/in the way", "directory"),
+  ],
+)
+def test_a_part_that_cannot_be_written_is_told_and_logged(
+  tmp_path, model, spec, caplog, where, said
+):
+  (tmp_path / where).parent.mkdir(parents=True, exist_ok=True)
+  (tmp_path / where).write_text("in the way")
+  part, told = make_part(spec), []
+  kept = cuts.Cuts(tmp_path, model)
+
+  kept.save(part, told.append)
+  kept.close()
+
+  assert len(told) == 1
+  assert said in told[0]
+  ours = [r.getMessage() for r in caplog.records if r.name == cuts.__name__]
+  assert ours == [f"not in snapshot {NUMBER}: {told[0]}"]
