@@ -51,8 +51,9 @@ class Fault(NamedTuple):
 def encode(
   head: dict[str, Any], arrays: Sequence[np.ndarray]
 ) -> list[memoryview]:
-  """The bytes of a record, as buffers; those of the arrays are not copied."""
-  arrays = [np.ascontiguousarray(x) for x in arrays]
+  """The bytes of a record, as buffers; contiguous arrays are not copied."""
+  # np.ascontiguousarray would give an array of shape () another one.
+  arrays = [np.asarray(x, order="C") for x in arrays]
   described = [[x.dtype.name, [*np.shape(x)]] for x in arrays]
   text = json.dumps({**head, "arrays": described}, allow_nan=False)
   packed = zlib.compress(text.encode(), 1)

@@ -8,6 +8,7 @@ import shutil
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 from ddiloco_jax.algorithm.digest import digest
@@ -15,9 +16,10 @@ from ddiloco_jax.protocol.status import account_totals
 from ddiloco_jax.syncer.errors import Superseded
 from ddiloco_jax.syncer.files import OsFiles
 from ddiloco_jax.syncer.journal import Journal
-from tests.support.crashing import Crash, CrashingFiles, DurableRun
+from tests.support.crashing import TX, Crash, CrashingFiles, DurableRun
 
 NUM_MERGES = 5
+ADAM = optax.adam(0.1)  # It counts its steps in an array without dimensions.
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +31,13 @@ def uncut(tmp_path_factory):
   return run
 
 
-def test_ten_rounds_with_a_restore_equal_ten_without(tmp_path, uncut):
-  run = DurableRun(tmp_path / "run")
+@pytest.mark.parametrize("tx", [TX, ADAM], ids=["sgd", "adam"])
+def test_ten_rounds_with_a_restore_equal_ten_without(tmp_path, tx):
+  uncut = DurableRun(tmp_path / "uncut", tx=tx)
+  uncut.run_to(10)
+  uncut.store.close()
+
+  run = DurableRun(tmp_path / "run", tx=tx)
   for n in (3, 6, 7):
     run.run_to(n)
     run.crash()

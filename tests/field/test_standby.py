@@ -6,6 +6,7 @@ import socket
 import threading
 
 import grpc
+import optax
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -309,12 +310,13 @@ def test_a_start_without_a_lease_is_not_taken_over_from(tmp_path):
 # --- who holds the directory -------------------------------------------------------
 
 
-def test_what_is_written_after_the_takeover_counts_for_nothing(tmp_path):
+@pytest.mark.parametrize("tx", [TX, optax.adam(0.1)], ids=["sgd", "adam"])
+def test_what_is_written_after_the_takeover_counts_for_nothing(tmp_path, tx):
   # A syncer that is stopped before a write, and goes on after the takeover.
-  old = DurableRun(tmp_path / "run")
+  old = DurableRun(tmp_path / "run", tx=tx)
   old.run_to(2)
   new = Store(str(tmp_path / "run"), restore=True, takes_over=2)
-  found = restoring.versions_of(new.restore(LAYOUT, TX))
+  found = restoring.versions_of(new.restore(LAYOUT, tx))
   new.begin("run-1", sum(found))
 
   with pytest.raises(Superseded, match="epoch 2"):
@@ -323,7 +325,7 @@ def test_what_is_written_after_the_takeover_counts_for_nothing(tmp_path):
   old.store.close()
 
   again = Store(str(tmp_path / "run"), restore=True)
-  assert restoring.versions_of(again.restore(LAYOUT, TX)) == found
+  assert restoring.versions_of(again.restore(LAYOUT, tx)) == found
   again.close()
 
 

@@ -131,6 +131,56 @@ def test_learners_that_stay_alive_join_a_killed_and_restored_syncer(tmp_path):
   check_books(replayed.state)
 
 
+@pytest.mark.parametrize(
+  ("outer_name", "added"),
+  [
+    ("sgd", {"c": np.zeros((), np.float32)}),
+    ("adam", {}),
+  ],
+)
+def test_arrays_without_dimensions_outlive_a_kill(tmp_path, outer_name, added):
+  # A leaf of the model; the count of steps of the outer optimizer.
+  theta = THETA | added
+  shapes = {path: array.shape for path, array in theta.items()}
+  flags = small_run(
+    tmp_path,
+    theta,
+    sync__cycle_steps=4,
+    outer__name=outer_name,
+    wire__up_format="float32",
+  )
+  with ending() as start:
+    first = start(
+      module(SYNCER, "--address=127.0.0.1:0", *flags), tmp_path / "1.log"
+    )
+    address = address_of(tmp_path / "run", first)
+    two = pair(address, shapes)
+    with learners(*two):
+      wait_for(lambda: all(len(each.adopted) >= 8 for each in two), 60.0)
+      first.signal(signal.SIGKILL)
+      first.wait()
+      second = start(
+        module(SYNCER, f"--address={address}", "--restore", *flags),
+        tmp_path / "2.log",
+      )
+      address_of(tmp_path / "run", second)
+      wait_for(lambda: all(epoch(each) == 2 for each in two), 60.0)
+      count = [len(each.adopted) for each in two]
+      wait_for(
+        lambda: all(len(a.adopted) >= n + 4 for a, n in zip(two, count)), 60.0
+      )
+      second.signal(signal.SIGTERM)
+      assert second.wait(30.0) == 0, second.said()
+      for each in two:
+        each.end()
+
+  assert digest_of(two[0].trainer.params) == digest_of(two[1].trainer.params)
+  replayed = tape.replay(tmp_path / "run" / "tape.jsonl")
+  assert (replayed.faults, replayed.closed) == ((), True)
+  assert min(replayed.state.starts[-1]) >= 2
+  check_books(replayed.state)
+
+
 @pytest.mark.parametrize("change", ["fragments", "model", "shards"])
 def test_a_restored_run_keeps_its_split_its_model_and_its_shards(
   tmp_path, change
@@ -155,9 +205,9 @@ def test_a_restored_run_keeps_its_split_its_model_and_its_shards(
     assert run.status().epoch >= 2
 
 
-def pair(address):
+def pair(address, shapes=SHAPES):
   return [
-    LoopLearner(address, name, paced(0.03, shapes=SHAPES))
+    LoopLearner(address, name, paced(0.03, shapes=shapes))
     for name in ("ada", "bob")
   ]
 

@@ -14,10 +14,17 @@ from ddiloco_jax.syncer.merger import Tensors
 from ddiloco_jax.syncer.store import Store
 from tests.protocol.driver import Learner, Run
 
-SHAPES = {"a": ((3, 4), "float32"), "b": ((2, 5), "float32")}
+SHAPES = {
+  "a": ((3, 4), "float32"),
+  "b": ((2, 5), "float32"),
+  "c": ((), "float32"),
+}
 LAYOUT = fragments.make_layout(SHAPES, "tensor", 2)
 RULES = Rules(
-  num_fragments=2, cycle_steps=4, fragment_params=(12, 10), max_open_rounds=2
+  num_fragments=2,
+  cycle_steps=4,
+  fragment_params=tuple(map(LAYOUT.num_params, range(2))),
+  max_open_rounds=2,
 )
 TX = optax.sgd(0.7, momentum=0.5, nesterov=True)
 
@@ -98,6 +105,11 @@ class CrashingFiles(OsFiles):
 class DurableRun(Run):
   """Two learners, whose deltas are a function of the version they make.
 
+  Args:
+    directory: Of the run.
+    files: Of its first life.
+    tx: The outer optimizer.
+
   Attributes:
     store: Of the present life.
     tensors: Theta and outer state, per fragment.
@@ -105,9 +117,10 @@ class DurableRun(Run):
     starts: The versions that each life began with.
   """
 
-  def __init__(self, directory, files=None):
+  def __init__(self, directory, files=None, tx=TX):
     super().__init__(RULES, [Learner("ada"), Learner("bob", step_s=1.1)])
     self.directory = directory
+    self.tx = tx
     self.told: dict[tuple[int, int], str] = {}
     self.starts: list[list[int]] = []
     self.start(files or OsFiles())
@@ -117,7 +130,7 @@ class DurableRun(Run):
     has_run = (self.directory / "checkpoints").exists()
     self.store = Store(str(self.directory), restore=has_run, files=files)
     if self.store.has_progress:
-      found = self.store.restore(LAYOUT, TX)
+      found = self.store.restore(LAYOUT, self.tx)
       self.tensors = found.tensors
       self.state = machine.restore(
         RULES, found.state, self.store.epoch, found.merged
@@ -127,7 +140,9 @@ class DurableRun(Run):
         {x.path: np.zeros(x.shape, np.float32) for x in LAYOUT.fragment(p)}
         for p in range(2)
       )
-      self.tensors = Tensors(theta, tuple(outer.init(TX, t) for t in theta))
+      self.tensors = Tensors(
+        theta, tuple(outer.init(self.tx, t) for t in theta)
+      )
       self.state = machine.initial(RULES, self.store.epoch)
     self.starts.append(self.versions())
     self.store.begin("run-1", sum(self.versions()))
@@ -173,7 +188,7 @@ class DurableRun(Run):
   def _merge(self, effect) -> None:
     p, n = effect.fragment, effect.version.n
     theta, state = outer.step(
-      TX, self.tensors.theta[p], delta_of(p, n), self.tensors.outer[p]
+      self.tx, self.tensors.theta[p], delta_of(p, n), self.tensors.outer[p]
     )
     merged = events.Merged(
       fragment=p,

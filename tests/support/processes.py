@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -130,12 +130,19 @@ def overrides(**values: object) -> list[str]:
   ]
 
 
-def small_run(directory: pathlib.Path, **settings: object) -> tuple[str, ...]:
-  """Flags of a syncer whose run is in directory/run, and whose Theta 0 is
-  THETA of `over_grpc`, in two fragments."""
+def small_run(
+  directory: pathlib.Path,
+  theta: Mapping[str, np.ndarray] | None = None,
+  **settings: object,
+) -> tuple[str, ...]:
+  """Flags of a syncer whose run is in directory/run, in two fragments.
+
+  Args:
+    theta: Theta 0; THETA of `over_grpc` if not given.
+  """
   from tests.support.over_grpc import THETA  # Most processes need no gRPC.
 
-  np.savez(directory / "theta.npz", **THETA)
+  np.savez(directory / "theta.npz", **(THETA if theta is None else theta))
   return (
     "--config=tests/support/small.py",
     f"--run_dir={directory / 'run'}",
