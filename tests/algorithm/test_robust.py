@@ -316,6 +316,17 @@ def test_one_norm_for_a_fragment_clips_its_tensors_together():
   assert merged["fragment"] == pytest.approx({"a": 2.0, "b": 13 / 3})
 
 
+@pytest.mark.parametrize("name", [*NAMES, "rda", "average"])
+def test_an_array_without_dimensions_is_merged_as_one_of_one_number(name):
+  numbers = [np.float32(x) for x in (0.5, -3.0, 2.0, 0.25)]
+
+  merged = merge([np.array(x) for x in numbers], config(name))
+  other = merge([np.array([x]) for x in numbers], config(name))
+
+  assert (merged.shape, other.shape) == ((), (1,))
+  assert merged.tobytes() == other.tobytes()
+
+
 def test_matrices_keep_their_shape_and_the_order_of_acceptance_its_bits():
   rng = np.random.default_rng(0)
   matrices = [rng.normal(size=(3, 40_000)).astype(np.float32) for _ in range(4)]

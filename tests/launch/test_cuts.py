@@ -34,9 +34,9 @@ def model(cfg):
 
 @pytest.fixture(scope="module")
 def spec(cfg, model):
-  layout = fragments.make_layout(
-    fragments.shapes_of(fragments.flatten(model.params)), "balanced", 2
-  )
+  shapes = fragments.shapes_of(fragments.flatten(model.params))
+  shapes["scale"] = (), "float32"
+  layout = fragments.make_layout(shapes, "balanced", 2)
   origin = starting.Origin(RUN, NUMBER)
   return starting.run_spec(cfg, layout, "small-1", 2, origin)
 
@@ -101,6 +101,7 @@ def test_a_part_comes_back_as_it_was(cfg, model, spec, saved):
   for mine, theirs in ((found.bases, part.bases), (found.copies, part.copies)):
     assert mine.keys() == theirs.keys()
     jax.tree.map(np.testing.assert_array_equal, mine, theirs)
+    assert jax.tree.map(np.shape, mine) == jax.tree.map(np.shape, theirs)
   jax.tree.map(np.testing.assert_array_equal, other.state, model.state)
   assert found.report().counts == (events.Counts(2, 190),) * 2
   assert [at for at, _ in found.waiting().values()] == [11]

@@ -25,6 +25,7 @@ from tests.support.quadratic import Quadratic, constant_batches
 THETA = {
   "a": np.zeros((3, 4), np.float32),
   "b": np.zeros((2, 5), np.float32),
+  "c": np.zeros((), np.float32),
 }
 SHAPES = {path: array.shape for path, array in THETA.items()}
 
