@@ -21,8 +21,8 @@ from ddiloco_jax.syncer.store import Store
 from ddiloco_jax.wire import messages, port
 
 _log = logging.getLogger(__name__)
-# The shards' number decides what a position in them means; the others, what
-# live learners do.
+# The shards' number decides what a position in them means, the outer optimizer's
+# name what its state means; the others, what live learners do.
 _FIXED = (
   "model",
   "fragments",
@@ -36,6 +36,7 @@ _FIXED = (
   "wire.up_format",
   "wire.down_format",
   "wire.chunk_bytes",
+  "outer.name",
 )
 
 
@@ -87,8 +88,12 @@ def make_start(
   sizes = tuple(layout.num_params(p) for p in range(layout.num_fragments))
   rules = dataclasses.replace(cfg.sync, fragment_params=sizes)
   origin, unsaved_s = Origin(), 0.0
+
+  def check(record: Mapping[str, Any]) -> None:
+    check_fixed(cfg, record["config"])
+
   if store.has_progress:
-    found = store.restore(layout, tx)
+    found = store.restore(layout, tx, check)
     tensors, record = found.tensors, found.spec
     old, merged = tail.catch_up(
       store.tape, machine.load(rules, found.state), found.merged
@@ -96,16 +101,13 @@ def make_start(
     state = machine.restore(rules, machine.save(old), store.epoch, merged)
     unsaved_s = state.now - found.saved_at
     _check_goes_on(state, store.path)
-    check_fixed(cfg, record["config"])
     run_id = record["run_id"]
     origin = Origin(*record.get("origin", origin))
     if snapshot is not None:
       _check_began_from(origin, snapshot, store.path)
   elif snapshot is not None:
     cut = manifest.find(snapshot)
-    found = store.restore_from(
-      cut, layout, tx, lambda record: check_fixed(cfg, record["config"])
-    )
+    found = store.restore_from(cut, layout, tx, check)
     tensors = found.tensors
     state = machine.restore(rules, found.state, store.epoch)
     _check_leaves_something(state, cut)
@@ -197,12 +199,20 @@ def check_fixed(cfg: config.Config, saved: Mapping[str, Any]) -> None:
     for key in [only] if only else sorted(now[section]):
       old, new = (x[section].get(key) for x in (saved, now))
       if old != new:
-        raise ValueError(
-          f"{section}.{key} is {new!r} and in the run to restore {old!r}: it"
-          " may not change in a run, whose parameters, data positions and"
-          f" live learners are of the old value. Set"
-          f" --config.{section}.{key}={old}, or give another --run_dir."
-        )
+        raise _changed(f"{section}.{key}", old, new, "it")
+  old, new = (x["outer"].get("momentum") for x in (saved, now))
+  if now["outer"]["name"] == "sgd" and bool(old) != bool(new):
+    which = "from 0, which keeps no momentum, or to it, it"
+    raise _changed("outer.momentum", old, new, which)
+
+
+def _changed(name: str, old: Any, new: Any, it: str) -> ValueError:
+  return ValueError(
+    f"{name} is {new!r} and in the run to restore {old!r}: {it} may not change"
+    " in a run, whose parameters, outer states, data positions and live learners"
+    f" are of the old value. Set --config.{name}={old}, or give another"
+    " --run_dir."
+  )
 
 
 def _check_goes_on(state: machine.State, path: pathlib.Path) -> None:

@@ -1,7 +1,7 @@
 """What a restart goes on from: a checkpoint, and the commits since."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -55,8 +55,13 @@ def read_checkpoint(
   step: int,
   layout: fragments.Layout,
   tx: optax.GradientTransformation,
+  check: Callable[[Mapping[str, Any]], None],
 ) -> Restored:
   """What a checkpoint holds.
+
+  Args:
+    check: Called with the record of its run, before any tensor is read; raises
+      ValueError.
 
   Raises:
     CheckpointError: it cannot be read.
@@ -65,6 +70,7 @@ def read_checkpoint(
   records = checkpoints.records(step)
   spec = records["spec"]
   machine.check_format(records["state"])
+  check(spec)
   if spec["layout_digest"] != layout.digest():
     raise ValueError(
       f"the checkpoint at step {step} of {checkpoints.directory.parent} has the"

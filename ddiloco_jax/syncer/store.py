@@ -166,20 +166,24 @@ class Store:
     self._journal.begin({"run_id": run_id}, self._place, num_merges)
 
   def restore(
-    self, layout: fragments.Layout, tx: optax.GradientTransformation
+    self,
+    layout: fragments.Layout,
+    tx: optax.GradientTransformation,
+    check: Callable[[Mapping[str, Any]], None] = lambda record: None,
   ) -> Restored:
     """The newest checkpoint that can be read, and the commits since.
 
     Args:
       layout: Of the model; the checkpoint's must be the same.
       tx: The outer optimizer, whose state is restored.
+      check: Called with the record of the run; raises ValueError.
 
     Raises:
       ValueError: the checkpoint is of another model, split, outer optimizer or
         release; none can be read; the journal is of another run; or what was
         published is lost, and that is not accepted.
     """
-    found = self._read_newest(layout, tx)
+    found = self._read_newest(layout, tx, check)
     found, self._place, doubts = restoring.add_commits(self._journal, found)
     losses.check(
       self.path,
@@ -203,8 +207,7 @@ class Store:
 
     Args:
       cut: Of a whole one.
-      layout, tx: See `restore`.
-      check: Called with the record of the run that was cut; raises ValueError.
+      layout, tx, check: See `restore`.
 
     Raises:
       ValueError: it is damaged, or of another model, split, outer optimizer or
@@ -213,20 +216,24 @@ class Store:
     part = cut / manifest.SYNCER
     seal.check(part)
     with checkpoint.Checkpoints(part, read_only=True) as found:
-      check(found.records(0)["spec"])
-      restored = restoring.read_checkpoint(found, 0, layout, tx)
+      restored = restoring.read_checkpoint(found, 0, layout, tx, check)
     manifest.check(cut, restored.state)
     self.epoch = max(self.epoch, restored.state["epoch"] + 1)
     return restored
 
   def _read_newest(
-    self, layout: fragments.Layout, tx: optax.GradientTransformation
+    self,
+    layout: fragments.Layout,
+    tx: optax.GradientTransformation,
+    check: Callable[[Mapping[str, Any]], None],
   ) -> Restored:
     """The newest checkpoint that can be read."""
     unread = []
     for step in reversed(self.checkpoints.steps()):
       try:
-        found = restoring.read_checkpoint(self.checkpoints, step, layout, tx)
+        found = restoring.read_checkpoint(
+          self.checkpoints, step, layout, tx, check
+        )
       except checkpoint.CheckpointError as error:
         unread.append(f"{self.checkpoints.directory / str(step)}")
         self._unused.append(step)

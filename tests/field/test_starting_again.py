@@ -130,15 +130,14 @@ def test_a_run_that_was_killed_in_its_end_comes_to_its_end(tmp_path):
 
 
 def test_the_command_tells_that_a_run_has_ended(tmp_path):
-  shards = {"num_shards": 4, "max_learners": 4}  # As the command has them.
-  cfg = settings(num_syncer_steps=8, **shards)
-  with served_run(cfg, tmp_path / "run") as run:
-    train_to_the_end(run)
-
+  flags, limit = ("--address=127.0.0.1:0",), {"sync__num_syncer_steps": 8}
   with ending() as start:
-    flags = ("--address=127.0.0.1:0", "--restore")
+    first = start(command(tmp_path, *flags, **limit), tmp_path / "1.log")
+    address = address_of(tmp_path / "run", first)
+    with learners(LoopLearner(address, "ada", paced(0.02))):
+      assert first.wait(60.0) == exits.OK, first.said()
     syncer = start(
-      command(tmp_path, *flags, sync__num_syncer_steps=8), tmp_path / "log"
+      command(tmp_path, *flags, "--restore", **limit), tmp_path / "2.log"
     )
     code = syncer.wait(60.0)
 
@@ -272,6 +271,52 @@ def test_settings_that_are_refused_at_a_restore_change_nothing(
     pass
 
   assert files_of(run_dir) == files
+
+
+@pytest.mark.parametrize(
+  ("old", "new", "named"),
+  [
+    ({"name": "sgd"}, {"name": "adam"}, r"outer\.name is 'adam' .* 'sgd'"),
+    ({"name": "adam"}, {"name": "yogi"}, r"outer\.name is 'yogi' .* 'adam'"),
+    ({"momentum": 0.0}, {"momentum": 0.5}, r"outer\.momentum is 0\.5 .* 0\.0"),
+    ({"momentum": 0.5}, {"momentum": 0.0}, r"outer\.momentum is 0\.0 .* 0\.5"),
+  ],
+)
+def test_another_kind_of_outer_optimizer_is_refused(tmp_path, old, new, named):
+  # Of adam and yogi the states look alike.
+  old, new = (
+    settings(**{f"outer__{name}": value for name, value in which.items()})
+    for which in (old, new)
+  )
+  run_dir = tmp_path / "run"
+  with served_run(old, run_dir) as run:
+    run.syncer.take_snapshot()
+    run.request_stop()
+    run.wait()
+  files = files_of(run_dir)
+  snapshot = run_dir / "snapshots" / "1"
+
+  for given in ({"restore": True}, {"snapshot": snapshot}):
+    directory = run_dir if "restore" in given else tmp_path / "new"
+    with (
+      pytest.raises(exits.BadUsage, match=rf"{named}.*may not change.*Set"),
+      served_run(new, directory, **given),
+    ):
+      pass
+
+  assert files_of(run_dir) == files
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_the_settings_of_an_outer_optimizer_may_change(tmp_path, name):
+  same = {"outer__name": name, "outer__momentum": 0.5}
+  with served_run(settings(**same), tmp_path / "run"):
+    pass
+  same |= {"outer__momentum": 0.8, "outer__learning_rate": 0.1}
+
+  cfg = settings(**same, outer__b1=0.5, outer__nesterov=False)
+  with served_run(cfg, tmp_path / "run", restore=True) as run:
+    assert run.status().epoch == 2
 
 
 # --- a syncer that is killed before its first checkpoint ---------------------------
