@@ -14,6 +14,7 @@ import optax
 from ddiloco_jax import config
 from ddiloco_jax.algorithm import fragments, outer
 from ddiloco_jax.protocol import ending, machine, tail
+from ddiloco_jax.protocol.state import End
 from ddiloco_jax.protocol.turn import Turn
 from ddiloco_jax.syncer import manifest
 from ddiloco_jax.syncer.merger import Tensors
@@ -83,7 +84,8 @@ def make_start(
       of Theta 0; "latest" for ID.
 
   Raises:
-    ValueError: settings that do not fit; a run that has ended.
+    ValueError: settings that do not fit; a run that has ended, or is beyond a
+      limit that was changed.
   """
   sizes = tuple(layout.num_params(p) for p in range(layout.num_fragments))
   rules = dataclasses.replace(cfg.sync, fragment_params=sizes)
@@ -101,6 +103,9 @@ def make_start(
     state = machine.restore(rules, machine.save(old), store.epoch, merged)
     unsaved_s = state.now - found.saved_at
     _check_goes_on(state, store.path)
+    if not store.takes_over:  # Else nobody is there to raise a limit.
+      settings = store.last_settings or record["config"]
+      _check_is_within(state, old.end, settings["sync"], store.path)
     run_id = record["run_id"]
     origin = Origin(*record.get("origin", origin))
     if snapshot is not None:
@@ -223,6 +228,40 @@ def _check_goes_on(state: machine.State, path: pathlib.Path) -> None:
       f"the run in {path} has ended: {state.end.reason}. Raise the limit"
       f" (--config.{limit}=N) to go on with it, or give another --run_dir."
     )
+
+
+def _check_is_within(
+  state: machine.State,
+  end: End | None,
+  saved: Mapping[str, Any],
+  path: pathlib.Path,
+) -> None:
+  """Refuses a limit that was changed, and is reached at once.
+
+  One that is as it was is how a run that was killed in its end, or just before
+  it, comes to it.
+
+  Args:
+    end: That the run was in when it was killed.
+    saved: Section `sync` of its settings then.
+  """
+  cause = ending.end_cause(Turn(state))
+  if cause is None:
+    return
+  limit, said = cause
+  new, old = getattr(state.rules, limit), saved.get(limit)
+  if new == old:
+    return
+  if limit == "num_syncer_steps":
+    said = f"t is {state.t}"
+  ways = f"Raise it (--config.sync.{limit}=N), set it to 0 for no limit, "
+  if end is not None and end.cause == limit:
+    ways += f"or back to {old}, to end it as it was to end, "
+  raise ValueError(
+    f"sync.{limit} is {new}, and the run in {path} is there already: {said}. A"
+    " run that was killed goes on to a limit that is ahead of it, or that it had"
+    f" (sync.{limit} was {old}). {ways}or give another --run_dir."
+  )
 
 
 def _check_leaves_something(state: machine.State, cut: pathlib.Path) -> None:

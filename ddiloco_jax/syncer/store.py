@@ -58,6 +58,7 @@ class Store:
     epoch: Of this start, once `restore` has been called if there is progress.
     has_progress: Whether there is a checkpoint. A run that was killed before
       its first one has none, nobody has joined it, and it begins afresh.
+    takes_over: Whether this start was given an epoch to take over.
 
   Raises:
     InUse: a live syncer holds it, or it has a run's progress and `restore` is
@@ -93,6 +94,7 @@ class Store:
       self.checkpoints = checkpoint.Checkpoints(
         str(self.path / "checkpoints"), max_to_keep=max_to_keep
       )
+      self.takes_over = bool(takes_over)
       self._accept_loss = accept_loss
       self._unused: list[int] = []  # Checkpoints newer than the restored one.
       self._newest = self.checkpoints.latest()  # Or under way.
@@ -138,6 +140,15 @@ class Store:
   @property
   def tape(self) -> pathlib.Path:
     return self._tapes.newest
+
+  @property
+  def last_settings(self) -> dict[str, Any] | None:
+    """Of the newest start that has a tape; None if no tape tells them.
+
+    A checkpoint may be older than that start.
+    """
+    published = self._tapes.published
+    return None if published is None else published.settings
 
   def begin(self, run_id: str, num_merges: int = 0) -> None:
     """Makes this start durable: takes the epoch, sets the old tape aside.

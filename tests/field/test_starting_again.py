@@ -1,8 +1,12 @@
 """A run that is started a second time: ended, refused or killed too early."""
 
 import contextlib
+import pathlib
+import re
+import shutil
 import signal
 import socket
+import threading
 
 import numpy as np
 import pytest
@@ -15,7 +19,9 @@ from ddiloco_jax.syncer.exporter import Exporter
 from ddiloco_jax.syncer.store import Store
 from tests.support.over_grpc import (
   THETA,
+  Held,
   LoopLearner,
+  ServedRun,
   learners,
   paced,
   served_run,
@@ -127,6 +133,129 @@ def test_a_run_that_was_killed_in_its_end_comes_to_its_end(tmp_path):
   assert finished.exit_code == 0
   assert finished.missing == ()
   assert "num_syncer_steps" in told
+
+
+def test_the_command_refuses_a_limit_that_a_killed_run_is_beyond(tmp_path):
+  run_dir, flags = tmp_path / "run", ("--address=127.0.0.1:0",)
+  with ending() as start:
+    first = start(command(tmp_path, *flags), tmp_path / "1.log")
+    address = address_of(run_dir, first)
+    with learners(LoopLearner(address, "ada", paced(0.02))) as (ada,):
+      wait_for(lambda: len(ada.adopted) >= 8)
+      first.signal(signal.SIGKILL)
+      first.wait()
+      files = files_of(run_dir)
+      flags = (f"--address={address}", "--restore")
+      low = command(tmp_path, *flags, sync__num_syncer_steps=3)
+      refused = start(low, tmp_path / "2.log")
+      code = refused.wait(60.0)
+      same = files_of(run_dir) == files
+      third = start(
+        command(tmp_path, *flags, sync__num_syncer_steps=0), tmp_path / "3.log"
+      )
+      address_of(run_dir, third)
+      wait_for(lambda: ada.link.welcome.epoch == 2)
+      assert ada.is_alive()  # Nobody was sent home.
+
+  assert code == exits.BAD_USAGE
+  assert "Traceback" not in refused.said()
+  assert "sync.num_syncer_steps is 3, and the run" in refused.said()
+  assert same
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+  """What a kill leaves of a run without a limit; a fragment has 6 merges."""
+  base = tmp_path_factory.mktemp("killed")
+  with (
+    served_run(settings(), base / "run") as run,
+    learners(LoopLearner(run.address, "ada", paced(0.02))),
+  ):
+    wait_for(lambda: min(f.version.n for f in run.status().fragments) >= 6)
+    return shutil.copytree(base / "run", base / "killed")
+
+
+@pytest.mark.parametrize(
+  ("limit", "said"),
+  [
+    ("num_syncer_steps", r"t is (\d+)"),
+    ("num_tokens", r"(\d+) tokens are merged"),
+  ],
+)
+def test_a_limit_at_or_below_what_a_killed_run_has_reached_is_refused(
+  tmp_path, killed, limit, said
+):
+  run_dir = pathlib.Path(shutil.copytree(killed, tmp_path / "run"))
+  files = files_of(run_dir)
+  reached = refused(run_dir, 3, limit, said)
+  assert reached > 10
+  assert refused(run_dir, reached, limit, said) == reached  # At it.
+
+  assert files_of(run_dir) == files
+  more = settings(**{limit: 2 * reached})
+  with served_run(more, run_dir, restore=True) as run:
+    assert run.status().epoch == 2
+    assert limit in train_to_the_end(run).reason
+  assert min(run.syncer.state.starts[-1]) >= 6
+
+
+def refused(run_dir, value, limit, said):
+  """What the refusal says that has been reached."""
+  with (
+    pytest.raises(exits.BadUsage) as caught,
+    served_run(settings(**{limit: value}), run_dir, restore=True),
+  ):
+    pass
+  told = str(caught.value)
+  assert f"sync.{limit} is {value}, " in told
+  assert f"--config.sync.{limit}=N), set it to 0" in told
+  return int(re.search(said, told)[1])
+
+
+def test_a_standby_goes_on_to_the_end_that_its_settings_have(tmp_path, killed):
+  # Nobody is there to raise the limit.
+  run_dir = pathlib.Path(shutil.copytree(killed, tmp_path / "run"))
+  start = serving.Start(settings(num_syncer_steps=3), run_dir, THETA)
+  with (
+    serving.listening(start.cfg, "127.0.0.1:0", lambda: "") as at,
+    serving.serving_at(at, start, restore=True, takes_over=2) as served,
+  ):
+    finished = train_to_the_end(ServedRun(served, run_dir))
+
+  assert finished.exit_code == exits.OK
+  assert "t has reached 3" in finished.reason
+
+
+def test_a_run_killed_in_the_end_that_was_moved_ends_with_the_same_limit(
+  tmp_path, killed
+):
+  # Its checkpoint is of the first start, which had no limit.
+  run_dir = pathlib.Path(shutil.copytree(killed, tmp_path / "2"))
+  gate = threading.Event()
+  cfg = settings(num_syncer_steps=60, flush_s=60.0)
+  with served_run(cfg, run_dir, restore=True) as run:
+    ada = LoopLearner(
+      run.address, "ada", paced(0.02), wrap=lambda client: Held(client, gate)
+    )
+    gate.set()
+    with learners(ada):
+      wait_for(lambda: run.status().t >= 50)
+      gate.clear()
+      wait_for(lambda: run.syncer.state.end)
+      shutil.copytree(run_dir, tmp_path / "3")
+      gate.set()
+      run.wait()
+
+  lower = settings(num_syncer_steps=59, flush_s=60.0)
+  with (
+    pytest.raises(exits.BadUsage, match=r"is 59, .*or back to 60, to end it"),
+    served_run(lower, tmp_path / "3", restore=True),
+  ):
+    pass
+  with served_run(cfg, tmp_path / "3", restore=True) as run:
+    finished = train_to_the_end(run)
+  assert finished.exit_code == exits.OK
+  assert "t has reached 60" in finished.reason
 
 
 def test_the_command_tells_that_a_run_has_ended(tmp_path):
