@@ -13,7 +13,6 @@ from ddiloco_jax.learner.link import Link
 from ddiloco_jax.protocol import events, tape
 from ddiloco_jax.wire import options
 from tests.support.over_grpc import (
-  THETA,
   Held,
   LoopLearner,
   learners,
@@ -98,7 +97,7 @@ def test_a_push_whose_answer_was_lost_is_merged_once(tmp_path, quorum):
       ada.end()
     proxy.close()
     books = {book.name: book.tokens for book in run.status().books}
-    leaves = run.syncer.get_run().layout.leaves
+    layout = run.syncer.get_run().layout
 
   assert finished.exit_code == 0
   assert lossy[0].num_left == 0
@@ -106,11 +105,11 @@ def test_a_push_whose_answer_was_lost_is_merged_once(tmp_path, quorum):
   taken, included, duplicates = receipts(tmp_path / "run" / "tape.jsonl")
   assert duplicates >= 3
   assert len(included) == len(set(included))
-  # Tokens: those of the included replies, each once; a mean over fragments,
-  # which have one leaf each, by their sizes.
-  sizes = {leaf.fragment: THETA[leaf.path].size for leaf in leaves}
+  # Tokens: those of the included replies, each once; a mean over fragments, by
+  # their sizes.
+  sizes = [layout.num_params(p) for p in range(layout.num_fragments)]
   merged = sum(taken[key].tokens * sizes[key.fragment] for key in included)
-  assert books["merged"] == pytest.approx(merged / sum(sizes.values()))
+  assert books["merged"] == pytest.approx(merged / sum(sizes))
   discarded = sum(v for k, v in books.items() if k.startswith("discarded"))
   assert books["reported"] == pytest.approx(
     books["merged"] + books["pending"] + discarded
@@ -202,7 +201,7 @@ def test_after_missed_slots_and_a_given_up_round_merges_go_on(tmp_path):
 
   assert finished.exit_code == 0
   merges = [e for e in effects(run.directory / "tape.jsonl", events.Merge)]
-  for p in range(len(THETA)):
+  for p in range(len(stuck)):
     numbers = [m.version.n for m in merges if m.fragment == p]
     assert numbers == list(range(1, len(numbers) + 1))
   late = [m for m in merges if m.version.n > max(stuck) + 1]
