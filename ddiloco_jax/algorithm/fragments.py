@@ -56,7 +56,8 @@ class Layout:
 
   Raises:
     ValueError: paths that are unordered, repeated or not writable as text, a
-      dtype that is not floating, or fragments that are not 0..P-1.
+      dtype that is not floating, a tensor without elements, or fragments that
+      are not 0..P-1.
   """
 
   leaves: tuple[Leaf, ...]
@@ -219,6 +220,11 @@ def _check_leaf(leaf: Leaf) -> None:
     raise ValueError(
       f"{leaf.path!r} is {leaf.dtype}: only floating tensors have an outer"
       " gradient. Keep others out of the parameters."
+    )
+  if any(size < 1 for size in leaf.shape):  # No checkpoint can hold it.
+    raise ValueError(
+      f"{leaf.path!r} is of shape {leaf.shape}: every tensor has at least one"
+      " element. Leave it out of the parameters."
     )
 
 

@@ -246,6 +246,24 @@ def test_a_corrupted_file_of_arrays_has_its_exit_code(run, tmp_path):
   assert not (tmp_path / "run").exists()
 
 
+def test_a_tensor_without_elements_is_bad_usage_and_nothing_is_written(
+  run, tmp_path
+):
+  path = tmp_path / "theta.npz"
+  np.savez(path, a=np.ones(3, np.float32), z=np.zeros((0, 4), np.float32))
+
+  code, said = run(
+    SYNCER,
+    f"--layout_arrays={path}",
+    *overrides(fragments__num_fragments=1, sync__cycle_steps=4),
+  )
+
+  assert code == exits.BAD_USAGE, said
+  assert "'z' is of shape (0, 4)" in said
+  assert "at least one element" in said
+  assert not (tmp_path / "run").exists()
+
+
 # --- settings of a learner that are not the run's --------------------------------
 
 
