@@ -346,10 +346,15 @@ def mean_loss_ratio(seeds: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def holds(told: Sequence[Sequence[Bar]], mean: float | None) -> bool:
-  """Every bar of every storm; of the loss, the mean over them is judged."""
+  """Every bar of every storm; of the loss, the mean over them is judged.
+
+  Without a storm, nothing holds.
+  """
   loss = "loss_ratio_to_fault_free"
   bars = [bar for bars in told for bar in bars]
   has_pairs = any(bar.name == loss for bar in bars)
-  return all(bar.holds for bar in bars if bar.name != loss) and (
-    not has_pairs or _is(mean, 0.0, MAX_LOSS_RATIO)
+  return (
+    bool(bars)
+    and all(bar.holds for bar in bars if bar.name != loss)
+    and (not has_pairs or _is(mean, 0.0, MAX_LOSS_RATIO))
   )

@@ -255,3 +255,8 @@ def test_of_the_losses_the_mean_over_storms_is_judged():
   assert verdict.holds(bars, mean)
   assert not verdict.holds(bars, 1.03)
   assert not verdict.holds(bars, None)
+
+
+def test_without_a_storm_nothing_holds():
+  assert not verdict.holds([], None)
+  assert not verdict.holds([[]], None)
