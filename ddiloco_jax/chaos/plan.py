@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 SYNCER = -1  # As a target; learners are 0, 1, ...
+MAX_S = 604_800.0  # A week: whatever lasts longer is a slip of the keys.
+MAX_FAULTS_PER_HOUR = 36_000.0  # Ten a second; fewer can be done to processes.
 
 
 class Kind(enum.StrEnum):
@@ -99,18 +101,29 @@ class ChaosConfig:
         raise ValueError(
           f"{name} is {getattr(self, name)}; it must be at least {least}"
         )
-    for name in ("duration_s", "shortest_s", "down_s", "syncer_down_s"):
-      if not getattr(self, name) > 0:
-        raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
-    if not self.faults_per_hour >= 0:
+    for name in (
+      "duration_s",
+      "shortest_s",
+      "longest_s",
+      "down_s",
+      "syncer_down_s",
+    ):
+      if not 0 < getattr(self, name) <= MAX_S:
+        raise ValueError(
+          f"{name} is {getattr(self, name)}; it must be above 0 and at most"
+          f" {MAX_S:.0f} s, a week: give another"
+        )
+    if not 0 <= self.faults_per_hour <= MAX_FAULTS_PER_HOUR:
       raise ValueError(
-        f"faults_per_hour is {self.faults_per_hour}; it must be at least 0"
+        f"faults_per_hour is {self.faults_per_hour}; it must be at least 0 and"
+        f" at most {MAX_FAULTS_PER_HOUR:.0f}, ten a second: give fewer, or 0 for"
+        " none"
       )
     if self.longest_s < self.shortest_s:
       raise ValueError(
         f"longest_s {self.longest_s} is below shortest_s {self.shortest_s}"
       )
-    if self.syncer_kills * 2 * self.syncer_down_s > self.duration_s:
+    if self.syncer_kills > self.duration_s / (2 * self.syncer_down_s):
       raise ValueError(
         f"{self.syncer_kills} kills of the syncer, each with"
         f" {self.syncer_down_s:g} s without one, do not fit into"

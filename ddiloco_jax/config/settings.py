@@ -107,12 +107,13 @@ class RunConfig:
       "recover_s",
       "standby_lease_s",
       "snapshot_every_merges",
-      "step_s",
       "stuck_s",
     ):
       _check(self, name, getattr(self, name) >= 0, "at least 0")
     for name in ("checkpoint_every_s", "connect_timeout_s"):
       _check(self, name, getattr(self, name) > 0, "above 0")
+    a_day = 0 <= self.step_s <= 86_400
+    _check(self, "step_s", a_day, "from 0 to 86400, a day")
     factor = self.loss_spike_factor
     is_known = factor == 0 or factor > 1
     _check(self, "loss_spike_factor", is_known, "0, or above 1")

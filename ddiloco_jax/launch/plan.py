@@ -13,6 +13,7 @@ from collections.abc import Mapping
 # Stands in an argv for HOST:PORT of the syncer, known once it serves.
 ADDRESS = "{syncer}"
 SYNCER = "syncer"
+MAX_LEARNERS = 1000  # Processes of one machine.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,11 +76,12 @@ def plan_run(plan: RunPlan) -> tuple[Process, ...]:
   """Lists the processes of a local run, the syncer first.
 
   Raises:
-    ValueError: there is no learner, or an override is no override.
+    ValueError: no learner or too many, or an override that is none.
   """
-  if plan.num_learners < 1:
+  if not 1 <= plan.num_learners <= MAX_LEARNERS:
     raise ValueError(
-      f"--learners={plan.num_learners}: a run needs at least 1 learner"
+      f"--learners={plan.num_learners}: a run needs at least 1 learner, and one"
+      f" machine has room for few; give a number from 1 to {MAX_LEARNERS}"
     )
   for override in plan.overrides:
     if not override.startswith("--config.") or "=" not in override:

@@ -1,6 +1,7 @@
 import dataclasses
 import itertools
 import json
+import math
 from collections import Counter
 
 import pytest
@@ -103,6 +104,16 @@ def test_a_fault_is_strict_json_without_what_is_not_its_kinds():
     ({"num_learners": 0}, "num_learners is 0"),
     ({"duration_s": 0.0}, "duration_s is 0.0"),
     ({"faults_per_hour": -1.0}, "faults_per_hour is -1.0"),
+    ({"duration_s": math.inf}, "duration_s is inf; .*at most 604800 s"),
+    ({"duration_s": math.nan}, "duration_s is nan"),
+    ({"faults_per_hour": math.inf}, "faults_per_hour is inf; .*at most 36000"),
+    ({"faults_per_hour": 1e308}, r"faults_per_hour is 1e\+308"),
+    ({"faults_per_hour": math.nan}, "faults_per_hour is nan"),
+    ({"longest_s": math.nan}, "longest_s is nan"),
+    ({"longest_s": math.inf}, "longest_s is inf"),
+    ({"down_s": math.inf}, "down_s is inf"),
+    ({"syncer_down_s": math.inf}, "syncer_down_s is inf"),
+    ({"syncer_kills": 10**400}, "do not fit into 300 s"),
     ({"shortest_s": 11.0}, "longest_s 10.0 is below shortest_s 11.0"),
     ({"syncer_kills": 40}, "do not fit into 300 s"),
   ],
