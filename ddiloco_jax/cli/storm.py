@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None) -> int:
       seeds.append(storm.weather(cfg, requests, screen))
   except exits.BadUsage as error:
     parser.error(str(error))
-  except (storm.Failed, ValueError) as error:
+  except (storm.Failed, exits.WriteFailed, ValueError) as error:
     screen.say(f"there is no verdict: {error}")
     return exits.FAILED
   holds = storm.conclude(seeds, screen.say, as_json=flags.json)

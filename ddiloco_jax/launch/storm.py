@@ -59,8 +59,10 @@ def weather(
 
   Raises:
     Failed: there is no verdict; says why.
+    BadUsage, WriteFailed: a directory that cannot be written to.
     ValueError: records that cannot be read.
   """
+  lay_out(cfg)
   run_dir = cfg.run.run_dir
   _have(cfg.run, cfg.chaos, requests, screen)
   facts = ordeal.read_ordeal(run_dir)
@@ -90,6 +92,22 @@ def weather(
     "loss_fault_free": fault_free,
     "loss_ratio_to_fault_free": ratio,
   }
+
+
+def lay_out(cfg: StormConfig) -> None:
+  """Writes down what NumPy learners begin with, for the storm and its pair.
+
+  Raises:
+    BadUsage, WriteFailed: it cannot be written.
+  """
+  if cfg.run.numpy is None:
+    return
+  # Imported here: they load JAX.
+  from ddiloco_jax.launch import arrays, numpy_model
+
+  theta = cfg.run.numpy.theta
+  with exits.writing_to(theta.parent):
+    arrays.save_arrays(theta, [numpy_model.init_params(cfg.chaos.seed)])
 
 
 def _loss(

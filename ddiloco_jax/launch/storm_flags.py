@@ -3,13 +3,13 @@
 import argparse
 import pathlib
 import sys
-from collections.abc import Iterator
 
 from rich.console import Console
 
 from ddiloco_jax.chaos.plan import KILLS_ONLY, MIX, ChaosConfig
 from ddiloco_jax.launch import exits, local, plan, storm
 
+MAX_SEEDS = 1000
 MIXES = {"mix": MIX, "kills": KILLS_ONLY}
 
 
@@ -90,58 +90,81 @@ def console(*, as_json: bool) -> Console:
 
 def configs(
   flags: argparse.Namespace, overrides: tuple[str, ...]
-) -> Iterator[storm.StormConfig]:
-  """The storms that the flags ask for, one for each seed.
+) -> tuple[storm.StormConfig, ...]:
+  """The storms that the flags ask for, one for each seed; nothing is written.
 
   Raises:
-    BadUsage: flags that cannot be.
+    BadUsage: flags that cannot be, or settings.
   """
-  from ddiloco_jax import config
-
   base = flags.run_dir or local.default_run_dir(flags.config)
   if base.exists():
     raise exits.BadUsage(f"--run_dir={base} exists: give a new directory")
-  for seed in range(flags.seed, flags.seed + flags.seeds):
-    directory = base / f"seed-{seed}"
-    with exits.edge():
-      run = plan.RunPlan(
-        config=flags.config,
-        run_dir=directory / "storm",
-        num_learners=flags.learners,
-        overrides=(*overrides, *_paced(flags), f"--config.run.seed={seed}"),
-        owned=config.SYNCER_OWNED,
-        numpy=_numpy_learners(flags, seed, directory),
+  with exits.edge():
+    if not 1 <= flags.seeds <= MAX_SEEDS:
+      raise ValueError(
+        f"--seeds={flags.seeds}: the number of storms is from 1 to {MAX_SEEDS};"
+        " leave the flag out for one"
       )
-      plan.plan_run(run)
-      faults = ChaosConfig(
-        seed=seed,
-        num_learners=flags.learners,
-        duration_s=60.0 * flags.minutes,
-        faults_per_hour=flags.faults_per_hour,
-        syncer_kills=flags.syncer_kills,
-        mix=MIXES[flags.faults],
-        down_s=flags.down_s,
-      )
-    pair = directory / "fault_free" if flags.fault_free == "pair" else None
-    yield storm.StormConfig(run=run, chaos=faults, pair_dir=pair)
+    return tuple(
+      _storm(flags, overrides, seed, base / f"seed-{seed}")
+      for seed in range(flags.seed, flags.seed + flags.seeds)
+    )
 
 
-def _numpy_learners(
-  flags: argparse.Namespace, seed: int, directory: pathlib.Path
-) -> plan.NumpyLearners | None:
-  """Writes down what they begin with, for the storm and for its pair."""
-  if not flags.numpy_learners:
-    return None
-  from ddiloco_jax.launch import arrays, numpy_model
+def _storm(
+  flags: argparse.Namespace,
+  overrides: tuple[str, ...],
+  seed: int,
+  directory: pathlib.Path,
+) -> storm.StormConfig:
+  from ddiloco_jax import config
 
   theta = directory / "theta.npz"
-  arrays.save_arrays(theta, [numpy_model.init_params(seed)])
-  return plan.NumpyLearners(theta=theta)
+  run = plan.RunPlan(
+    config=flags.config,
+    run_dir=directory / "storm",
+    num_learners=flags.learners,
+    overrides=(*overrides, *_paced(flags), f"--config.run.seed={seed}"),
+    owned=config.SYNCER_OWNED,
+    numpy=plan.NumpyLearners(theta=theta) if flags.numpy_learners else None,
+  )
+  plan.plan_run(run)
+  _check_settings(run)
+  faults = ChaosConfig(
+    seed=seed,
+    num_learners=flags.learners,
+    duration_s=60.0 * flags.minutes,
+    faults_per_hour=flags.faults_per_hour,
+    syncer_kills=flags.syncer_kills,
+    mix=MIXES[flags.faults],
+    down_s=flags.down_s,
+  )
+  pair = directory / "fault_free" if flags.fault_free == "pair" else None
+  return storm.StormConfig(run=run, chaos=faults, pair_dir=pair)
+
+
+def _check_settings(run: plan.RunPlan) -> None:
+  """Refuses here what the syncer would, or a learner, once they are started."""
+  from absl import flags as absl_flags
+
+  from ddiloco_jax import config
+
+  argv = ["storm", f"--{config.FLAG}={run.config}", *run.overrides]
+  values = absl_flags.FlagValues()
+  try:
+    config.define_flag(values, argv)
+    values(argv)
+  except absl_flags.Error as error:
+    raise ValueError(str(error)) from error
+  most = config.parsed(values).sync.max_learners
+  if run.num_learners > most:
+    raise ValueError(
+      f"--learners={run.num_learners}: no more join than"
+      f" sync.max_learners={most}; give fewer, or raise it"
+    )
 
 
 def _paced(flags: argparse.Namespace) -> tuple[str, ...]:
   if flags.step_s is None:
     return ()
-  if not flags.step_s >= 0:
-    raise ValueError(f"--step_s={flags.step_s}: it must be at least 0")
   return (f"--config.run.step_s={flags.step_s}",)
