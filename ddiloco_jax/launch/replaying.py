@@ -67,6 +67,7 @@ class ThetaReplay:
     self._payloads: PayloadReader | None = None
     self._lost: set[int] = set()  # Fragments that cannot go on in this epoch.
     self._state: machine.State | None = None
+    self._has_merged = False
     self._tapes = tapes_of(run_dir)
 
   def versions(self) -> Iterator[Replayed]:
@@ -122,21 +123,28 @@ class ThetaReplay:
     for p, fragment in enumerate(state.fragments):
       was = self._names.get((p, fragment.version))
       yield self._keep(p, fragment.version)
-      if was != self._names[p, fragment.version] and (was or self.num_epochs):
-        self._say_start(head.epoch, p, fragment.version, bool(was))
+      if was is None:
+        self._say_new(head.epoch, p, fragment.version)
+      elif was != self._names[p, fragment.version]:
+        where = f"epoch {head.epoch} began with"
+        self.faults.append(
+          f"{where} {_describe(p, fragment.version)}, of other bits than the"
+          " replay gives"
+        )
     self.num_epochs += 1
 
-  def _say_start(
-    self, epoch: int, p: int, version: events.Version, is_known: bool
-  ) -> None:
+  def _say_new(self, epoch: int, p: int, version: events.Version) -> None:
+    """Says why an epoch may not begin with a version that nothing led to."""
     where = f"epoch {epoch} began with {_describe(p, version)}"
-    if is_known:
-      self.faults.append(f"{where}, of other bits than the replay gives")
-    elif not self.gaps:
+    if version == events.Version(epoch, 0):  # Afresh: nothing was saved yet.
+      if self._has_merged:
+        self.faults.append(f"{where}, afresh, and the tapes before have merges")
+    elif self.num_epochs and not self.gaps:
       self.faults.append(f"{where}, which no tape before has a merge of")
 
   def _do(self, tape_name: str, line: tape.Line) -> Iterator[Replayed]:
     if isinstance(line.event, events.Merged):
+      self._has_merged = True
       self._compare(f"{tape_name}, line {line.number}", line.event)
     for effect in line.effects:
       if isinstance(effect, events.Merge) and self._payloads is not None:

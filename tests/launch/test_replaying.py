@@ -44,6 +44,12 @@ def recorded(run_dir, num_merges=6, restore=False, **extra):
   return tensors
 
 
+def heads(run_dir):
+  """The headers of the tapes, oldest first."""
+  paths = [*sorted(run_dir.glob("tape.*.jsonl")), run_dir / "tape.jsonl"]
+  return [json.loads(path.read_text().split("\n", 1)[0]) for path in paths]
+
+
 def walk(run_dir):
   done = replaying.ThetaReplay(run_dir)
   num_versions = sum(1 for _ in done.versions())
@@ -210,6 +216,46 @@ def test_another_machine_is_said_beside_the_result(run_dir):
     "machine type",
     "jax",
   ]
+
+
+@pytest.fixture
+def begun_afresh(tmp_path):
+  """A run whose first syncer merged nothing, and left no checkpoint."""
+  run_dir = tmp_path / "run"
+  with served_run(settings(run__record_payloads=True), run_dir) as run:
+    run.request_stop()
+    run.wait()
+  shutil.rmtree(run_dir / "checkpoints")
+  recorded(run_dir, restore=True)
+  return run_dir
+
+
+def test_an_epoch_that_began_afresh_is_no_difference(begun_afresh):
+  first, second = heads(begun_afresh)
+  assert first["run_id"] != second["run_id"]
+
+  done, _ = walk(begun_afresh)
+
+  assert (done.faults, done.gaps, done.num_epochs) == ([], [], 2)
+  assert done.num_compared == done.num_merges >= 12
+
+
+def test_a_run_that_began_afresh_after_merges_is_named(run_dir, begun_afresh):
+  # Another run's tape in front: its merges led to nothing.
+  shutil.copy(run_dir / "tape.1.jsonl", begun_afresh / "tape.1.jsonl")
+  shutil.copytree(
+    run_dir / "payloads",
+    begun_afresh / "payloads",
+    ignore=shutil.ignore_patterns("2-*"),
+    dirs_exist_ok=True,
+  )
+
+  done, _ = walk(begun_afresh)
+
+  assert done.faults[0] == (
+    "epoch 2 began with version 0 (epoch 2) of fragment 0, afresh, and the"
+    " tapes before have merges"
+  )
 
 
 # --- the files ----------------------------------------------------------------
