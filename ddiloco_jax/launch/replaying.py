@@ -19,9 +19,10 @@ from ddiloco_jax.algorithm import fragments, outer
 from ddiloco_jax.algorithm.digest import digest
 from ddiloco_jax.launch import provenance
 from ddiloco_jax.protocol import events, machine, tape
+from ddiloco_jax.protocol.lines import Head
 from ddiloco_jax.report.chronicle import tapes_of
 from ddiloco_jax.syncer.merger import merge_deltas
-from ddiloco_jax.syncer.payloads import PayloadReader
+from ddiloco_jax.syncer.payloads import PayloadReader, recorded_epochs
 from ddiloco_jax.training.checkpoint import Checkpoints
 from ddiloco_jax.wire import codec
 
@@ -45,10 +46,10 @@ class ThetaReplay:
   Attributes:
     num_merges: Done again so far.
     num_compared: Of them, those whose digest was on the tape.
-    num_checkpoints: Compared.
+    num_checkpoints: Compared, every fragment of them.
     num_epochs: Done again so far.
     faults: Sentences; what differs. The first one ends the walk.
-    gaps: Sentences; what cannot be done again, as it was not recorded.
+    gaps: Sentences; what cannot be done again, as it is not there.
     notes: Sentences; another machine, other libraries.
     theta: Per fragment, as far as was walked.
     layout: Of the model, once an epoch has begun.
@@ -68,6 +69,11 @@ class ThetaReplay:
     self._lost: set[int] = set()  # Fragments that cannot go on in this epoch.
     self._state: machine.State | None = None
     self._has_merged = False
+    self._epochs: list[int] = []  # Of the tapes so far.
+    # Listed before the tapes: what a syncer that runs writes next is not ours.
+    self._saved = Checkpoints(run_dir / "checkpoints", read_only=True)
+    self._steps = self._saved.steps()
+    self._recorded = recorded_epochs(run_dir / "payloads")
     self._tapes = tapes_of(run_dir)
 
   def versions(self) -> Iterator[Replayed]:
@@ -78,11 +84,16 @@ class ThetaReplay:
       DamagedPayload: a payload file is.
       ValueError: a tape's settings, or tensors that are not theirs.
     """
-    for path in self._tapes:
-      yield from self._walk(path)
-      if self.faults:
-        return
-    self._compare_checkpoints()
+    with self._saved:
+      for path in self._tapes:
+        yield from self._walk(path)
+        if self.faults:
+          return
+      for epoch in sorted(self._recorded - {*self._epochs}):
+        self.gaps.append(
+          f"epoch {epoch} has payloads, and no tape of it has a whole header"
+        )
+      self._compare_checkpoints()
 
   def _walk(self, path: pathlib.Path) -> Iterator[Replayed]:
     reader = tape.Reader(path)
@@ -97,14 +108,27 @@ class ThetaReplay:
     yield from self._begin(reader)
     if reader.fault:
       self.faults.append(f"{path.name}, {reader.fault}")
+    elif path.name not in ("tape.jsonl", f"tape.{self._epochs[-1]}.jsonl"):
+      self.faults.append(
+        f"{path.name} is of epoch {self._epochs[-1]}: a tape that is set aside"
+        " is named for its epoch"
+      )
 
   def _begin(self, reader: tape.Reader) -> Iterator[Replayed]:
     """Starts an epoch from its recorded tensors; again: does nothing."""
     head, state = reader.head, reader.start
     assert head is not None
     assert state is not None
-    if state is self._state:
+    if state is self._state or self.faults:
       return
+    newest = max(self._epochs, default=0)
+    if head.epoch <= newest:
+      self.faults.append(
+        f"{reader.path.name} is of epoch {head.epoch}, and a tape before it of"
+        f" epoch {newest}: it is a copy, or out of its place"
+      )
+      return
+    self._epochs.append(head.epoch)
     self._state, self._lost = state, set()
     self._payloads = PayloadReader(self.run_dir / "payloads", head.epoch)
     if not self._payloads.has_start:
@@ -124,7 +148,7 @@ class ThetaReplay:
       was = self._names.get((p, fragment.version))
       yield self._keep(p, fragment.version)
       if was is None:
-        self._say_new(head.epoch, p, fragment.version)
+        self._say_new(head, p, fragment.version)
       elif was != self._names[p, fragment.version]:
         where = f"epoch {head.epoch} began with"
         self.faults.append(
@@ -133,14 +157,27 @@ class ThetaReplay:
         )
     self.num_epochs += 1
 
-  def _say_new(self, epoch: int, p: int, version: events.Version) -> None:
+  def _say_new(self, head: Head, p: int, version: events.Version) -> None:
     """Says why an epoch may not begin with a version that nothing led to."""
-    where = f"epoch {epoch} began with {_describe(p, version)}"
-    if version == events.Version(epoch, 0):  # Afresh: nothing was saved yet.
+    where = f"epoch {head.epoch} began with {_describe(p, version)}"
+    if version == events.Version(head.epoch, 0):  # Nothing was saved yet.
       if self._has_merged:
         self.faults.append(f"{where}, afresh, and the tapes before have merges")
-    elif self.num_epochs and not self.gaps:
-      self.faults.append(f"{where}, which no tape before has a merge of")
+    elif not self.gaps and not self._began_from_cut(head):
+      self.gaps.append(f"{where}, which no tape before has a merge of")
+
+  def _began_from_cut(self, head: Head) -> bool:
+    """Whether an epoch can have begun with the versions of another run.
+
+    Only checkpoints say so, and all of them do.
+    """
+    if self._has_merged:
+      return False
+    specs = (self._saved.records(step)["spec"] for step in self._steps_left())
+    return any(
+      spec["run_id"] == head.run_id and spec.get("origin", [""])[0]
+      for spec in specs
+    )
 
   def _do(self, tape_name: str, line: tape.Line) -> Iterator[Replayed]:
     if isinstance(line.event, events.Merged):
@@ -198,30 +235,39 @@ class ThetaReplay:
 
   def _compare_checkpoints(self) -> None:
     """Compares what was saved of the versions that were done again."""
-    directory = self.run_dir / "checkpoints"
-    if not self._names or not directory.exists():
+    if not self._names:
       return  # There is nothing to compare it with.
-    with Checkpoints(directory, read_only=True) as saved:
-      for step in saved.steps():
-        record = saved.records(step)["state"]
-        params = fragments.flatten(saved.restore(step)["params"])
-        self._compare_saved(step, record, params)
+    for step in self._steps_left():
+      record = self._saved.records(step)["state"]
+      params = fragments.flatten(self._saved.restore(step)["params"])
+      self._compare_saved(step, record, params)
+
+  def _steps_left(self) -> list[int]:
+    """The checkpoints that a syncer that runs has not deleted since."""
+    return sorted({*self._steps} & {*self._saved.steps()})
 
   def _compare_saved(
     self, step: int, record: dict[str, Any], params: Mapping[str, Any]
   ) -> None:
     assert self._state is not None
     state = machine.load(self._state.rules, record)
+    lacking = ""
     for p, fragment in enumerate(state.fragments):
       name = p, fragment.version
+      if name not in self._names:
+        lacking = lacking or _describe(*name)
+        continue
       leaves = self.layout.fragment(p)
       found = digest({leaf.path: params[leaf.path] for leaf in leaves})
-      if name in self._names and found != self._names[name][0]:
+      if found != self._names[name][0]:
         self.faults.append(
           f"checkpoint {step}: {_describe(*name)} is of other bits than the"
           " replay gives"
         )
-    self.num_checkpoints += 1
+    if lacking:
+      self.gaps.append(f"checkpoint {step} holds {lacking}, not done again")
+    else:
+      self.num_checkpoints += 1
 
 
 def _layout_of(

@@ -209,6 +209,17 @@ class PayloadReader:
     return Recorded(head["format"], data)
 
 
+def recorded_epochs(directory: pathlib.Path) -> set[int]:
+  """The epochs that a run's payloads have files of."""
+  names = (path.name for path in directory.glob("*-*"))
+  found = (name.partition("-") for name in names)
+  return {
+    int(epoch)
+    for epoch, _, rest in found
+    if epoch.isdecimal() and rest.endswith((".npz", ".bin"))
+  }
+
+
 def _start_path(directory: pathlib.Path, epoch: int) -> pathlib.Path:
   return directory / f"{epoch}-start.npz"
 

@@ -184,7 +184,8 @@ def test_an_epoch_without_payloads_is_a_gap(run_dir, capsys):
   assert code == 1
   assert last["gaps"] == [
     "epoch 1 has no recorded start: it was run without --record_payloads, or"
-    " its disk was full"
+    " its disk was full",
+    "checkpoint 0 holds version 0 (epoch 1) of fragment 0, not done again",
   ]
   assert (last["faults"], last["num_epochs"]) == ([], 1)
 
@@ -256,6 +257,117 @@ def test_a_run_that_began_afresh_after_merges_is_named(run_dir, begun_afresh):
     "epoch 2 began with version 0 (epoch 2) of fragment 0, afresh, and the"
     " tapes before have merges"
   )
+
+
+def cut_in_header(run_dir, name):
+  path = run_dir / name
+  path.write_bytes(path.read_bytes()[:1000])
+
+
+@pytest.mark.parametrize("name", ["tape.1.jsonl", "tape.jsonl"])
+@pytest.mark.parametrize(
+  "spoil", [lambda d, n: (d / n).unlink(), cut_in_header]
+)
+def test_an_epoch_whose_tape_is_missing_is_lacking(
+  run_dir, capsys, name, spoil
+):
+  epoch = 1 if name == "tape.1.jsonl" else 2
+  spoil(run_dir, name)
+
+  code = replay.main([str(run_dir), "--theta", "--json"])
+
+  last = json.loads(capsys.readouterr().out.splitlines()[-1])
+  assert code == 1
+  assert last["faults"] == []
+  assert (
+    f"epoch {epoch} has payloads, and no tape of it has a whole header"
+    in last["gaps"]
+  )
+
+
+def test_an_epoch_goes_on_from_versions_of_tapes_before(run_dir):
+  for path in [run_dir / "tape.1.jsonl", *run_dir.glob("payloads/1-*")]:
+    path.unlink()
+
+  done, _ = walk(run_dir)
+
+  assert done.faults == []
+  assert done.gaps[0].startswith("epoch 2 began with version")
+  assert done.gaps[0].endswith("which no tape before has a merge of")
+  assert done.num_merges >= 8  # It has a start of its own.
+
+
+def test_a_checkpoint_that_is_not_compared_is_lacking_and_not_counted(run_dir):
+  for path in [run_dir / "tape.jsonl", *run_dir.glob("payloads/2-*")]:
+    path.unlink()
+  num_saved = sum(
+    x.name.isdecimal() for x in (run_dir / "checkpoints").iterdir()
+  )
+
+  done, _ = walk(run_dir)
+
+  assert done.faults == []
+  assert done.num_checkpoints < num_saved
+  (gap,) = done.gaps
+  assert gap.startswith("checkpoint ")
+  assert "(epoch 2)" in gap
+
+
+def test_a_copy_of_a_tape_is_no_epoch(run_dir):
+  shutil.copy(run_dir / "tape.1.jsonl", run_dir / "tape.2.jsonl")
+
+  done, _ = walk(run_dir)
+
+  assert done.faults == [
+    "tape.2.jsonl is of epoch 1, and a tape before it of epoch 1: it is a copy,"
+    " or out of its place"
+  ]
+
+
+def test_a_tape_under_the_name_of_another_epoch_is_named(run_dir):
+  (run_dir / "tape.1.jsonl").rename(run_dir / "tape.7.jsonl")
+
+  done, _ = walk(run_dir)
+
+  assert done.faults == [
+    "tape.7.jsonl is of epoch 1: a tape that is set aside is named for its epoch"
+  ]
+
+
+def test_epochs_of_failed_starts_are_not_lacking(two_epochs, tmp_path):
+  run_dir = shutil.copytree(two_epochs, tmp_path / "copy")
+  journal = run_dir / "journal"
+  (journal / "3-0.log").touch()  # It took its epoch, and was killed.
+  recorded(run_dir, num_merges=20, restore=True)
+  assert [head["epoch"] for head in heads(run_dir)] == [1, 2, 4]
+
+  done, _ = walk(run_dir)
+
+  assert (done.faults, done.gaps, done.num_epochs) == ([], [], 3)
+
+
+def test_a_run_that_goes_on_from_a_cut_lacks_nothing(tmp_path):
+  cfg = settings(quorum=1, run__record_payloads=True)
+  with served_run(cfg, tmp_path / "old") as run:
+    ada = LoopLearner(
+      run.address,
+      "ada",
+      paced(0.01, target=1.0),
+      save_cut=lambda part, tell: tell(None),
+    )
+    with learners(ada):
+      wait_for(lambda: min(f.version.n for f in run.status().fragments) >= 3)
+      run.syncer.take_snapshot()
+  cut = tmp_path / "old" / "snapshots" / "latest"
+  with served_run(cfg, tmp_path / "new", snapshot=cut) as run:
+    run.request_stop()
+    run.wait()
+
+  done, num_versions = walk(tmp_path / "new")
+
+  assert (done.faults, done.gaps) == ([], [])
+  assert (done.num_epochs, num_versions) == (1, 2)
+  assert done.num_checkpoints >= 1
 
 
 # --- the files ----------------------------------------------------------------
