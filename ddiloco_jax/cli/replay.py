@@ -10,14 +10,15 @@ replies of a run with --record_payloads, and compares every version bit by bit;
 with --learner it trains that learner again, step by step.
 
 Exit codes: 0 the replay is equal, also if the last line is torn; 1 it differs
-(the line, or the first version, is named), or not all of it was recorded; 2 the
-file is missing, damaged, or no tape.
+(the line, or the first version, is named), or not all of it was recorded; 2 a
+file is missing, damaged, or no tape, or --out cannot be written.
 """
 
 import argparse
 import json
 import pathlib
 import sys
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ddiloco_jax.protocol import machine, tape
@@ -49,6 +50,8 @@ def main(arguments: list[str] | None = None) -> int:
   flags = parser.parse_args(arguments)
   if flags.out and (flags.theta == bool(flags.learner)):
     parser.error("--out writes what one of --theta and --learner replays")
+  if flags.out and flags.out.is_file():
+    parser.error(f"--out={flags.out} is a file: give a directory to write to")
   if (flags.theta or flags.learner) and not flags.tape.is_dir():
     parser.error(
       f"--theta and --learner need a run's directory, and {flags.tape} is none"
@@ -86,13 +89,13 @@ def _replay(path: pathlib.Path, *, as_json: bool) -> int:
 def _replay_theta(
   run_dir: pathlib.Path, out: pathlib.Path | None, *, as_json: bool
 ) -> int:
-  from ddiloco_jax.launch import arrays, replaying  # They load JAX.
+  from ddiloco_jax.launch import replaying  # It loads JAX.
 
   replay = replaying.ThetaReplay(run_dir)
   for _ in replay.versions():
     pass
   if out is not None and replay.theta:
-    arrays.save_arrays(out / "params.npz", replay.theta)
+    _write(out, replay.theta)
   values = {
     "num_epochs": replay.num_epochs,
     "num_merges": replay.num_merges,
@@ -116,12 +119,12 @@ def _replay_learner(
   *,
   as_json: bool,
 ) -> int:
-  from ddiloco_jax.launch import arrays, retracing  # They load JAX.
+  from ddiloco_jax.launch import retracing  # It loads JAX.
 
   replay = retracing.LearnerReplay(run_dir, learner)
   replay.run()
   if out is not None:
-    arrays.save_arrays(out / "params.npz", [replay.params])
+    _write(out, [replay.params])
   values = {
     "learner": learner,
     "num_processes": replay.num_processes,
@@ -135,6 +138,23 @@ def _replay_learner(
   same = "equal: every step has the numbers of the learner's own"
   print(_said(replay, values) if as_json else _told(replay, said, same))
   return 1 if replay.faults or replay.gaps else 0
+
+
+def _write(out: pathlib.Path, parts: Iterable[Mapping[str, Any]]) -> None:
+  """Writes what was replayed.
+
+  Raises:
+    ValueError: it cannot be written there.
+  """
+  from ddiloco_jax.launch import arrays  # It loads JAX.
+
+  try:
+    arrays.save_arrays(out / "params.npz", parts)
+  except OSError as error:
+    raise ValueError(
+      f"cannot write --out={out}: {error.strerror}; give a directory that can"
+      " be made or written"
+    ) from error
 
 
 def _as_json(result: tape.ReplayResult) -> str:

@@ -6,6 +6,7 @@ compared: the digest of every version with the one on the tape, the tensors that
 each epoch began with, and the checkpoints. (arXiv 2604.21428, App.)
 """
 
+import contextlib
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from ddiloco_jax.protocol.lines import Head
 from ddiloco_jax.report.chronicle import tapes_of
 from ddiloco_jax.syncer.merger import merge_deltas
 from ddiloco_jax.syncer.payloads import PayloadReader, recorded_epochs
-from ddiloco_jax.training.checkpoint import Checkpoints
+from ddiloco_jax.training.checkpoint import CheckpointError, Checkpoints
 from ddiloco_jax.wire import codec
 
 Name = tuple[int, events.Version]  # A fragment and its version.
@@ -72,7 +73,8 @@ class ThetaReplay:
     self._epochs: list[int] = []  # Of the tapes so far.
     # Listed before the tapes: what a syncer that runs writes next is not ours.
     self._saved = Checkpoints(run_dir / "checkpoints", read_only=True)
-    self._steps = self._saved.steps()
+    with _reading(self._saved.directory):
+      self._steps = self._saved.steps()
     self._recorded = recorded_epochs(run_dir / "payloads")
     self._tapes = tapes_of(run_dir)
 
@@ -82,7 +84,8 @@ class ThetaReplay:
     Raises:
       TapeError: a tape is damaged before its last line.
       DamagedPayload: a payload file is.
-      ValueError: a tape's settings, or tensors that are not theirs.
+      ValueError: a tape's settings, tensors that are not theirs, or a
+        checkpoint that cannot be read.
     """
     with self._saved:
       for path in self._tapes:
@@ -173,11 +176,12 @@ class ThetaReplay:
     """
     if self._has_merged:
       return False
-    specs = (self._saved.records(step)["spec"] for step in self._steps_left())
-    return any(
-      spec["run_id"] == head.run_id and spec.get("origin", [""])[0]
-      for spec in specs
-    )
+    for step in self._steps_left():
+      with _reading(self._saved.directory / str(step)):
+        spec = self._saved.records(step)["spec"]
+        if spec["run_id"] == head.run_id and spec.get("origin", [""])[0]:
+          return True
+    return False
 
   def _do(self, tape_name: str, line: tape.Line) -> Iterator[Replayed]:
     if isinstance(line.event, events.Merged):
@@ -238,28 +242,33 @@ class ThetaReplay:
     if not self._names:
       return  # There is nothing to compare it with.
     for step in self._steps_left():
-      record = self._saved.records(step)["state"]
-      params = fragments.flatten(self._saved.restore(step)["params"])
-      self._compare_saved(step, record, params)
+      with _reading(self._saved.directory / str(step)):
+        digests = self._read_saved(step)
+      self._compare_saved(step, digests)
 
   def _steps_left(self) -> list[int]:
     """The checkpoints that a syncer that runs has not deleted since."""
     return sorted({*self._steps} & {*self._saved.steps()})
 
-  def _compare_saved(
-    self, step: int, record: dict[str, Any], params: Mapping[str, Any]
-  ) -> None:
+  def _read_saved(self, step: int) -> dict[Name, str]:
+    """The versions of a checkpoint, and the digests of their Theta."""
     assert self._state is not None
+    record = self._saved.records(step)["state"]
+    params = fragments.flatten(self._saved.restore(step)["params"])
     state = machine.load(self._state.rules, record)
+    return {
+      (p, fragment.version): digest(
+        {leaf.path: params[leaf.path] for leaf in self.layout.fragment(p)}
+      )
+      for p, fragment in enumerate(state.fragments)
+    }
+
+  def _compare_saved(self, step: int, digests: Mapping[Name, str]) -> None:
     lacking = ""
-    for p, fragment in enumerate(state.fragments):
-      name = p, fragment.version
+    for name, found in digests.items():
       if name not in self._names:
         lacking = lacking or _describe(*name)
-        continue
-      leaves = self.layout.fragment(p)
-      found = digest({leaf.path: params[leaf.path] for leaf in leaves})
-      if found != self._names[name][0]:
+      elif found != self._names[name][0]:
         self.faults.append(
           f"checkpoint {step}: {_describe(*name)} is of other bits than the"
           " replay gives"
@@ -268,6 +277,18 @@ class ThetaReplay:
       self.gaps.append(f"checkpoint {step} holds {lacking}, not done again")
     else:
       self.num_checkpoints += 1
+
+
+@contextlib.contextmanager
+def _reading(path: pathlib.Path) -> Iterator[None]:
+  """Makes a checkpoint that cannot be read a ValueError with its name."""
+  try:
+    yield
+  except (CheckpointError, LookupError, ValueError) as error:
+    raise ValueError(
+      f"{path} cannot be read: {error.__cause__ or error!r}; take another copy"
+      " of it, or move it away to replay without it"
+    ) from error
 
 
 def _layout_of(

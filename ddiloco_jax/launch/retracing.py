@@ -9,8 +9,6 @@ every step, and the parameters at the end. (arXiv 2604.21428, App.)
 import collections
 import json
 import pathlib
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -24,6 +22,7 @@ from ddiloco_jax.launch import diary, provenance, training
 from ddiloco_jax.launch.replaying import Name, ThetaReplay
 from ddiloco_jax.learner.learner import put_blend
 from ddiloco_jax.protocol import events
+from ddiloco_jax.syncer.payloads import read_npz
 from ddiloco_jax.training import metrics
 from ddiloco_jax.wire import codec
 
@@ -211,9 +210,8 @@ def _read_kept(path: pathlib.Path, expected: str) -> dict[str, np.ndarray]:
     ValueError: it is not what was written.
   """
   try:
-    with np.load(path, allow_pickle=False) as loaded:
-      inner = {name: loaded[name] for name in loaded.files}
-  except (OSError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+    inner = read_npz(path)
+  except ValueError as error:
     raise ValueError(f"{path}: {error}; take another copy of it") from error
   if digest(inner) != expected:
     raise ValueError(

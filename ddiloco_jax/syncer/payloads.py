@@ -13,6 +13,8 @@ import logging
 import os
 import pathlib
 import shutil
+import struct
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -27,6 +29,18 @@ _log = logging.getLogger(__name__)
 _FILE_BYTES = 1 << 30
 # What is left to checkpoints, tapes and logs, which matter more.
 _RESERVE_BYTES = 256 << 20
+# What the readers of zip and of numpy raise for damage, as it falls.
+_UNREADABLE = (
+  OSError,
+  EOFError,
+  LookupError,
+  RuntimeError,
+  ValueError,
+  OverflowError,
+  struct.error,
+  zipfile.BadZipFile,
+  zlib.error,
+)
 
 
 class DamagedPayload(ValueError):
@@ -182,9 +196,8 @@ class PayloadReader:
     """
     path = _start_path(self._directory, self._epoch)
     try:
-      with np.load(path, allow_pickle=False) as loaded:
-        return {name: loaded[name] for name in loaded.files}
-    except (OSError, ValueError, zlib.error, KeyError) as error:
+      return read_npz(path)
+    except ValueError as error:
       raise DamagedPayload(
         f"{path} cannot be read: {error}; take another copy of the file"
       ) from error
@@ -207,6 +220,23 @@ class PayloadReader:
         " was written with them; take another copy of the file"
       )
     return Recorded(head["format"], data)
+
+
+def read_npz(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+  """The arrays of an .npz file by their names.
+
+  Raises:
+    ValueError: they cannot be read, whatever is wrong with the file.
+  """
+  try:
+    with zipfile.ZipFile(path) as archive:
+      fault = archive.testzip()  # A flipped bit would be a parameter.
+    if fault:
+      raise ValueError(f"{fault} has a wrong checksum")
+    with np.load(path, allow_pickle=False) as loaded:
+      return {name: loaded[name] for name in loaded.files}
+  except _UNREADABLE as error:
+    raise ValueError(str(error) or type(error).__name__) from error
 
 
 def recorded_epochs(directory: pathlib.Path) -> set[int]:

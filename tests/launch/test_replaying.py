@@ -1,5 +1,6 @@
 """A run's tapes and payloads give its Theta again, bit for bit."""
 
+import contextlib
 import json
 import shutil
 
@@ -368,6 +369,78 @@ def test_a_run_that_goes_on_from_a_cut_lacks_nothing(tmp_path):
   assert (done.faults, done.gaps) == ([], [])
   assert (done.num_epochs, num_versions) == (1, 2)
   assert done.num_checkpoints >= 1
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 10, 200, -1, -30])
+def test_a_start_that_is_cut_is_damaged(run_dir, capsys, num_bytes):
+  path = run_dir / "payloads" / "2-start.npz"
+  path.write_bytes(path.read_bytes()[:num_bytes])
+
+  code = replay.main([str(run_dir), "--theta"])
+
+  assert code == 2
+  assert f"{path} cannot be read: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("offset", range(0, 120, 7))
+def test_a_flipped_byte_of_a_start_is_damage_or_changes_nothing(
+  tmp_path, offset
+):
+  start = {"theta:0:w": np.arange(4, dtype=np.float32)}
+  payloads.PayloadWriter(tmp_path, 1, start).close()
+  path = tmp_path / "1-start.npz"
+  data = bytearray(path.read_bytes())
+  for at in (offset, -1 - offset):  # Heads of the zip are at both ends.
+    for bit in range(8):
+      data[at] ^= 1 << bit
+      path.write_bytes(data)
+      data[at] ^= 1 << bit
+
+      with contextlib.suppress(payloads.DamagedPayload):
+        found = payloads.PayloadReader(tmp_path, 1).start()
+        assert [*found] == [*start]
+        np.testing.assert_array_equal(found["theta:0:w"], start["theta:0:w"])
+
+
+@pytest.mark.parametrize(
+  "name", ["params/_METADATA", "contents/metadata", "state/metadata"]
+)
+def test_a_damaged_checkpoint_is_named(run_dir, capsys, name):
+  step = max(int(path.name) for path in (run_dir / "checkpoints").iterdir())
+  path = run_dir / "checkpoints" / str(step)
+  damaged = path / name
+  damaged.write_bytes(damaged.read_bytes()[: damaged.stat().st_size // 2])
+
+  code = replay.main([str(run_dir), "--theta"])
+
+  assert code == 2
+  err = capsys.readouterr().err
+  assert f"{path} cannot be read: " in err
+  assert "disk not full" not in err  # It is nothing that was written.
+
+
+def test_out_over_a_file_is_refused_before_the_replay(run_dir, capsys):
+  out = run_dir / "out"
+  out.write_text("mine")
+
+  with pytest.raises(SystemExit, match="2"):
+    replay.main([str(run_dir), "--theta", f"--out={out}"])
+
+  said = capsys.readouterr()
+  assert f"--out={out} is a file" in said.err
+  assert said.out == ""
+
+
+def test_an_out_that_cannot_be_written_is_named(run_dir, capsys):
+  (run_dir / "file").write_text("mine")
+  out = run_dir / "file" / "out"
+
+  code = replay.main([str(run_dir), "--theta", f"--out={out}"])
+
+  assert code == 2
+  err = capsys.readouterr().err
+  assert f"cannot write --out={out}: " in err
+  assert "tape.jsonl" not in err
 
 
 # --- the files ----------------------------------------------------------------
