@@ -68,7 +68,8 @@ class RunConfig:
       HOST:PORT; "" for a free port of the address that reaches the syncer, "off"
       for nowhere. Of a wildcard (0.0.0.0), peers are told that address.
     recover_s: How long a learner that joins a run under way bears no byte from
-      a peer, before it takes its own checkpoint's moments or fresh ones; 0 to
+      a peer, and, beyond the time that its state takes at 1 MB/s, waits for the
+      whole, before it takes its own checkpoint's moments or fresh ones; 0 to
       ask no peer.
   """
 

@@ -34,7 +34,8 @@ class RecoveryConfig:
 
   Attributes:
     patience_s: How long no healthy peer may give a byte, over all that are
-      asked; 0: ask none.
+      asked, and, beyond their state's bytes at 1 MB/s, how long they may take
+      in all; 0: ask none.
   """
 
   patience_s: float = 30.0
@@ -235,12 +236,15 @@ class _Transfer(threading.Thread):
   def wait(
     self, patience_s: float, is_unwanted: Callable[[], bool]
   ) -> states.State:
-    """The state; gives up after a silence, or when nobody wants it.
+    """The state; gives up after a silence, or when nobody wants it, or once it
+    has taken longer in all than the patience and its bytes at the slowest rate.
 
     Raises:
       OtherState, ServiceError: why there is none.
     """
-    self._moved_at = time.monotonic()
+    num_bytes = states.num_bytes(self._shapes)
+    longest_s = patience_s + num_bytes / transfer.SLOWEST_BYTES_PER_S
+    began_at = self._moved_at = time.monotonic()
     self.start()
     try:
       while self.is_alive():
@@ -250,6 +254,10 @@ class _Transfer(threading.Thread):
         if time.monotonic() - self._moved_at > patience_s:
           raise ServiceError(
             "UNAVAILABLE", f"no byte came for {patience_s:g} s"
+          )
+        if time.monotonic() - began_at > longest_s:
+          raise ServiceError(
+            "UNAVAILABLE", f"its state was not whole after {longest_s:.3g} s"
           )
     finally:
       if self.is_alive() and self._call:

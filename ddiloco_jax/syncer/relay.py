@@ -5,9 +5,9 @@ state is kept here, and whatever a donor says is told as its word.
 (arXiv 2604.21428, App. E.)
 """
 
-import contextlib
 import dataclasses
 import threading
+import time
 from collections.abc import Iterator
 
 import grpc
@@ -27,7 +27,6 @@ from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError
 
 _MAX_RELAYS = 4  # At once; each holds a thread of the server.
-_HEADER_S = 90.0  # A donor answers at its next boundary with the asked clock.
 
 
 class Relay:
@@ -35,11 +34,19 @@ class Relay:
 
   Args:
     known: Tokens; a donor hears the one that it says itself.
+    patience_s: A donor answers at its next boundary with the asked clock; from
+      the call on it has so long, and what its bytes take at 1 MB/s.
   """
 
-  def __init__(self, cfg: options.WireConfig, known: tokens.Tokens):
+  def __init__(
+    self,
+    cfg: options.WireConfig,
+    known: tokens.Tokens,
+    patience_s: float = 90.0,
+  ):
     self._cfg = cfg
     self._known = known
+    self._patience_s = patience_s
     self._slots = limits.Slots(
       _MAX_RELAYS, "states on their way through the syncer", "fixed", 1, "fixed"
     )
@@ -90,12 +97,10 @@ class Relay:
       if not context.add_callback(call.cancel):
         call.cancel()
       try:
-        with _ending(call, _HEADER_S):
+        with _Limit(call, self._patience_s) as limit:
           header = transfer.receive_header(call)
-        longest_s = header.num_bytes / transfer.SLOWEST_BYTES_PER_S
-        with _ending(call, _HEADER_S + longest_s):
           chunks = transfer.receive_chunks(call, header.num_bytes)
-          yield from transfer.send(pb.StateChunk, header, chunks)
+          yield from transfer.send(pb.StateChunk, header, limit.count(chunks))
       except grpc.RpcError as error:
         raise tls.fault(
           error, donor.address, self._cfg, "the syncer"
@@ -111,13 +116,34 @@ class Relay:
       raise ServiceError("FAILED_PRECONDITION", str(error)) from error
 
 
-@contextlib.contextmanager
-def _ending(call: grpc.Call, after_s: float) -> Iterator[None]:
-  """Ends a call that takes longer."""
-  limit = threading.Timer(after_s, call.cancel)
-  limit.daemon = True
-  limit.start()
-  try:
-    yield
-  finally:
-    limit.cancel()
+class _Limit:
+  """Ends a call that takes longer; each byte that has come puts the end off.
+
+  What a header announces puts off nothing: the syncer cannot tell whether it
+  is true.
+  """
+
+  def __init__(self, call: grpc.Call, patience_s: float):
+    self._call = call
+    self._end_at = time.monotonic() + patience_s
+    self._is_over = threading.Event()
+
+  def __enter__(self) -> "_Limit":
+    threading.Thread(
+      target=self._watch, name="relay-limit", daemon=True
+    ).start()
+    return self
+
+  def __exit__(self, *exc_info: object) -> None:
+    self._is_over.set()
+
+  def count(self, chunks: Iterator[transfer.Chunk]) -> Iterator[transfer.Chunk]:
+    for chunk in chunks:
+      self._end_at += len(chunk) / transfer.SLOWEST_BYTES_PER_S
+      yield chunk
+
+  def _watch(self) -> None:
+    while (left_s := self._end_at - time.monotonic()) > 0:
+      if self._is_over.wait(left_s):
+        return
+    self._call.cancel()

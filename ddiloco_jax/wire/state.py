@@ -68,7 +68,7 @@ def receive(
 
   Args:
     shapes: The leaves that the receiver has.
-    moved: Called whenever bytes have arrived.
+    moved: Called whenever bytes have arrived; an empty chunk has none.
 
   Raises:
     OtherState: the donor has other leaves; names the first that differs.
@@ -81,7 +81,8 @@ def receive(
   for chunk in transfer.receive_chunks(incoming, header.num_bytes):
     buffer[at : at + len(chunk)] = chunk
     at += len(chunk)
-    moved()
+    if len(chunk):
+      moved()
   arrays, at = {}, 0
   for leaf in header.leaves:
     shape, dtype = tuple(leaf.shape), np.dtype(leaf.dtype)
@@ -94,6 +95,14 @@ def receive(
     step=header.step,
     clock=tuple(fields.read_version("StateHeader", v) for v in header.clock),
     arrays=arrays,
+  )
+
+
+def num_bytes(shapes: Shapes) -> int:
+  """What the leaves take, and a header has to announce."""
+  return sum(
+    int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    for shape, dtype in shapes.values()
   )
 
 
@@ -125,10 +134,7 @@ def _check(header: pb.StateHeader, shapes: Shapes) -> None:
         f" {path!r}: {other or 'nothing'} there, {mine or 'nothing'} here"
         " (shape, dtype); both must have one model and one inner optimizer"
       )
-  implied = sum(
-    int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-    for shape, dtype in shapes.values()
-  )
+  implied = num_bytes(shapes)
   if len(header.leaves) != len(shapes) or header.num_bytes != implied:
     raise OtherState(
       f"the state of {header.donor_id} has {len(header.leaves)} leaves in"

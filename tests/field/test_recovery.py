@@ -362,6 +362,61 @@ def test_a_donor_that_dies_in_the_transfer_leaves_no_trace(tmp_path):
     assert not joiner.trainer.got
 
 
+class Dripping:
+  """A client whose states bring their header, and then as good as nothing."""
+
+  def __init__(self, client, chunk):
+    self._client = client
+    self._chunk = chunk
+
+  def __getattr__(self, name):
+    return getattr(self._client, name)
+
+  def open_state(self, request, address):
+    return _Dripping(self._client.open_state(request, address), self._chunk)
+
+
+class _Dripping:
+  def __init__(self, call, chunk):
+    self._call = call
+    self._chunk = chunk
+    self._is_over = threading.Event()
+
+  def __iter__(self):
+    yield next(iter(self._call))
+    while not self._is_over.wait(0.1):
+      yield self._chunk
+
+  def cancel(self):
+    self._is_over.set()
+    self._call.cancel()
+
+
+@pytest.mark.parametrize("chunk", [b"", b"x"])
+def test_a_donor_that_drips_keeps_nobody_from_training(tmp_path, chunk):
+  with served_run(settings(quorum=1), tmp_path) as run:
+    donor = donor_and(run)
+    joiner = LoopLearner(
+      run.address,
+      "joiner",
+      momentum(),
+      wrap=lambda client: Dripping(client, chunk),
+      recover_s=1.5,
+    )
+    joiner.recovery.own = "checkpoint"
+    with learners(donor):
+      wait_for(lambda: min(versions(run)) >= 1)
+      with learners(joiner):
+        wait_for(lambda: joiner.steps)
+
+  (told,) = recoveries(run)
+  assert told.source == "checkpoint"
+  assert "peer: its state was not whole after 0.5 s" in told.reason or (
+    not chunk and "peer: no byte came for 0.5 s" in told.reason
+  )
+  assert not joiner.trainer.got
+
+
 def test_a_donor_serves_one_at_a_time_and_is_free_again():
   desk = peer.Desk("donor")
   desk.open("run-1", 0)
@@ -462,6 +517,23 @@ def test_a_state_of_another_size_than_its_leaves_is_refused():
   with pytest.raises(states.OtherState, match="expected"):
     states.receive(iter(parts), shapes)
 
+  np.testing.assert_array_equal(back.arrays["inner/x"], array)
+
+
+def test_an_empty_chunk_of_a_state_is_no_progress():
+  from ddiloco_jax.wire import state as states
+
+  array = np.arange(4, dtype=np.float32)
+  state = states.State(donor="d", step=1, clock=(), arrays={"inner/x": array})
+  header, *data, trailer = states.parts(state, 8)
+  moves = []
+  stream = [header, b"", *data, memoryview(b""), b"", trailer]
+
+  back = states.receive(
+    iter(stream), {"inner/x": ((4,), "float32")}, lambda: moves.append(1)
+  )
+
+  assert len(moves) == 1 + len(data)
   np.testing.assert_array_equal(back.arrays["inner/x"], array)
 
 

@@ -2,6 +2,8 @@
 
 import contextlib
 import logging
+import threading
+import time
 import zlib
 from concurrent import futures
 
@@ -44,8 +46,8 @@ def donor(answer):
     server.stop(0.0).wait()
 
 
-def relayed(answer):
-  relay = Relay(WireConfig(), tokens.Tokens())
+def relayed(answer, **settings):
+  relay = Relay(WireConfig(), tokens.Tokens(), **settings)
   request = pb.FetchStateRequest(learner_id="ada")
   with donor(answer) as address:
     return list(relay.stream(request, events.Donor("bob", address), Caller()))
@@ -108,6 +110,25 @@ def test_what_is_wrong_with_a_donor_is_told_as_its_fault(answer, told, caplog):
     relayed(answer)
 
   assert caught.value.code == "UNAVAILABLE"
+
+
+@pytest.mark.parametrize("chunk", [None, b"", b"x"])
+@pytest.mark.parametrize("num_bytes", [1 << 40, 1 << 62])
+def test_a_donor_that_announces_more_than_it_sends_is_left(chunk, num_bytes):
+  wait = threading.Event().wait
+
+  def answer(request, context):
+    yield header(num_bytes)
+    while context.is_active() and not wait(0.05):
+      if chunk is not None:
+        yield pb.StateChunk(data=chunk).SerializeToString()
+
+  begin = time.monotonic()
+  with pytest.raises(ServiceError, match="donor bob") as caught:
+    relayed(answer, patience_s=0.5)
+
+  assert caught.value.code == "UNAVAILABLE"
+  assert time.monotonic() - begin < 10.0
 
 
 def test_a_donor_that_serves_another_is_worth_asking_again():
