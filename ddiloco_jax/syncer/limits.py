@@ -10,13 +10,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TypeVar
 
+from ddiloco_jax.wire import transfer
 from ddiloco_jax.wire.status import ServiceError
 
-_Item = TypeVar("_Item")
 _RETRY_S = 1.0
 _BURST_S = 10.0  # A whole fleet comes at once, after a restart of the syncer.
+_SLOWEST_PUSH_BYTES_PER_S = 1e3  # Far below any link that can train.
 _AHEAD = 2  # Messages that are read before they are asked for.
 
 
@@ -124,13 +124,16 @@ class Slots:
 
 @contextlib.contextmanager
 def moving(
-  stream: Iterator[_Item], timeout_s: float
-) -> Iterator[Iterator[_Item]]:
-  """A stream that is given up once nothing has come for so long.
+  stream: Iterator[transfer.Part], timeout_s: float
+) -> Iterator[Iterator[transfer.Part]]:
+  """A push that is given up once too few bytes have come for so long.
 
-  Its iterator raises ServiceError, UNAVAILABLE, then; a thread reads a little
-  ahead of it.
+  Too few are less than a slowest rate brings in that time; what ends the push
+  may come before. Its iterator raises ServiceError, UNAVAILABLE, then; empty
+  chunks are left out of it, and the time that its reader takes is not counted.
+  A thread reads a little ahead of it.
   """
+  enough = max(1.0, timeout_s * _SLOWEST_PUSH_BYTES_PER_S)
   read: queue.Queue = queue.Queue(_AHEAD)
   over = threading.Event()
 
@@ -149,25 +152,37 @@ def moving(
     except BaseException as error:
       hand_over(error)
 
-  def items() -> Iterator[_Item]:
+  def parts() -> Iterator[transfer.Part]:
+    num_bytes, left_s = 0, timeout_s
     while True:
+      begin = time.monotonic()
       try:
-        said = read.get(timeout=timeout_s)
+        if left_s <= 0:
+          raise queue.Empty
+        said = read.get(timeout=left_s)
       except queue.Empty:
         raise ServiceError(
           "UNAVAILABLE",
-          f"nothing of a transfer came for {timeout_s:g} s"
-          " (wire.progress_timeout_s at the syncer); nothing of it is kept."
-          " Send it again.",
+          f"{num_bytes} bytes of a transfer came in {timeout_s:g} s"
+          " (wire.progress_timeout_s at the syncer), which is too few; nothing"
+          " of it is kept. Send it again.",
         ) from None
       if said is None:
         return
       if isinstance(said, BaseException):
         raise said
-      yield said[0]
+      (part,) = said
+      left_s -= time.monotonic() - begin
+      if not isinstance(part, transfer.Message):
+        num_bytes += len(part)
+        if not len(part):
+          continue
+      if num_bytes >= enough:
+        num_bytes, left_s = 0, timeout_s
+      yield part
 
   threading.Thread(target=take_all, name="reads-upload", daemon=True).start()
   try:
-    yield items()
+    yield parts()
   finally:
     over.set()

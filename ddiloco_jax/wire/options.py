@@ -39,7 +39,8 @@ class WireConfig:
     max_watchers: Status streams that the syncer serves at once.
     joins_per_s: Joins that the syncer takes in the long run, and ten seconds'
       worth of them at once.
-    progress_timeout_s: A push of which nothing came for so long is given up.
+    progress_timeout_s: A push of which less came in so long than 1 kB/s brings
+      is given up; so is one of which nothing came.
     insecure: Allow the syncer to listen beyond loopback without TLS; where
       there are tokens, nothing allows it.
     tls_cert: PEM file of this process's certificate, with what leads to its CA.

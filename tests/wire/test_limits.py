@@ -116,7 +116,8 @@ def _is_served(client: Client) -> bool:
   return True
 
 
-def test_a_push_that_stands_still_is_given_up_and_leaves_no_trace(serve):
+@pytest.mark.parametrize("chunk", [None, b"", b"x"])
+def test_a_push_that_stands_still_is_given_up_and_leaves_no_trace(serve, chunk):
   run = serve(progress_timeout_s=0.5)
   voice = join(run, "ada")
   pull = voice.pulled()
@@ -124,8 +125,12 @@ def test_a_push_that_stands_still_is_given_up_and_leaves_no_trace(serve):
 
   def parts():
     yield pb.PushChunk(header=headers.reply_header_to_pb(voice.header(pull)))
-    yield bytes(delta(pull.fragment)[:16])
-    over.wait(30.0)
+    yield bytes(delta(pull.fragment)[:4])
+    for _ in range(15):
+      if over.wait(2.0 if chunk is None else 0.2):
+        return
+      if chunk is not None:
+        yield chunk
 
   with pytest.raises(grpc.RpcError) as caught:
     run.sync._call("PushFragment", 0, "bulk")(parts())
@@ -136,3 +141,24 @@ def test_a_push_that_stands_still_is_given_up_and_leaves_no_trace(serve):
   assert "wire.progress_timeout_s" in caught.value.details()
   assert run.all_of(events.PushBroken)
   assert result.outcome == events.Outcome.ACCEPTED
+
+
+def test_empty_chunks_without_end_are_no_progress():
+  def flood():
+    while True:
+      yield b""
+
+  with (
+    limits.moving(flood(), 0.2) as moving,
+    pytest.raises(ServiceError, match=r"wire\.progress_timeout_s"),
+  ):
+    next(moving)
+
+
+def test_who_takes_its_time_over_chunks_blames_nobody():
+  chunks = [b"ab"] * 6
+
+  with limits.moving(iter(chunks), 0.2) as moving:
+    got = [(chunk, threading.Event().wait(0.1))[0] for chunk in moving]
+
+  assert got == chunks
