@@ -228,6 +228,12 @@ class _Transfer(threading.Thread):
     self._request = request
     self._address = address
     self._shapes = shapes
+    # By way of the syncer it may be another's: it is asked who serves now.
+    self._asked = states.Asked(
+      clock=states.clock_from_pb(request, len(request.clock)),
+      donor=request.donor_id if address else "",
+      but_not=(request.learner_id, *request.but_not),
+    )
     self._call: Any = None
     self._state: states.State | None = None
     self._error: BaseException | None = None
@@ -270,7 +276,9 @@ class _Transfer(threading.Thread):
   def run(self) -> None:
     try:
       self._call = self._open_state(self._request, self._address)
-      self._state = states.receive(self._parts(), self._shapes, self._touch)
+      self._state = states.receive(
+        self._parts(), self._shapes, self._asked, self._touch
+      )
     except BaseException as error:
       self._error = error
     finally:

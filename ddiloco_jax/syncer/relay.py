@@ -23,6 +23,7 @@ from ddiloco_jax.wire import (
   tokens,
   transfer,
 )
+from ddiloco_jax.wire import state as states
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError
 
@@ -89,6 +90,10 @@ class Relay:
       donor_id=donor.learner,
       clock=request.clock,
     )  # The session's secret goes no further.
+    asked = states.Asked(
+      clock=states.clock_from_pb(request, len(request.clock)),
+      donor=donor.learner,
+    )
     token = self._known.of_donor(donor.learner)
     with self._open(donor.address, token) as channel:
       call = methods.make_call(
@@ -99,6 +104,7 @@ class Relay:
       try:
         with _Limit(call, self._patience_s) as limit:
           header = transfer.receive_header(call)
+          asked.read_clock(header)
           chunks = transfer.receive_chunks(call, header.num_bytes)
           yield from transfer.send(pb.StateChunk, header, limit.count(chunks))
       except grpc.RpcError as error:

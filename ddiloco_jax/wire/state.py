@@ -5,7 +5,7 @@ exactly the leaves that the receiver has itself. (arXiv 2604.21428, App. E.)
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,43 @@ class State:
   arrays: Mapping[str, Any]
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+  """What a state has to be to be the one that was asked for.
+
+  Attributes:
+    clock: It trained from these versions or later ones, per fragment.
+    donor: Whose it is; "": the syncer chose.
+    but_not: Whose it is not.
+  """
+
+  clock: Sequence[events.Version] = ()
+  donor: str = ""
+  but_not: Collection[str] = ()
+
+  def read_clock(self, header: pb.StateHeader) -> tuple[events.Version, ...]:
+    """The clock of a header.
+
+    Raises:
+      ServiceError: INVALID_ARGUMENT, it is of another donor or clock.
+    """
+    name = "StateHeader.donor_id"
+    donor = fields.learner_from_pb(name, header.donor_id)
+    if donor in self.but_not or (self.donor and donor != self.donor):
+      raise fields.invalid(
+        name, f"{donor!r}, who was not asked; {self.donor or 'another'} was"
+      )
+    fields.natural("StateHeader.step", header.step)
+    clock = _read_clock("StateHeader.clock", header.clock, len(self.clock))
+    for fragment, (have, wanted) in enumerate(zip(clock, self.clock)):
+      if have.n < wanted.n:
+        raise fields.invalid(
+          "StateHeader.clock",
+          f"{have.n} for fragment {fragment}; {wanted.n} or later was asked for",
+        )
+    return clock
+
+
 def parts(state: State, chunk_bytes: int) -> Iterator[transfer.Part]:
   """The parts of a transfer; reads the arrays from their device."""
   arrays = {path: np.asarray(x) for path, x in state.arrays.items()}
@@ -62,20 +99,23 @@ def parts(state: State, chunk_bytes: int) -> Iterator[transfer.Part]:
 def receive(
   incoming: Iterator[transfer.Part],
   shapes: Shapes,
+  asked: Asked,
   moved: Callable[[], object] = lambda: None,
 ) -> State:
   """Collects a transfer whole; its checksum has passed.
 
   Args:
     shapes: The leaves that the receiver has.
+    asked: What the header has to be.
     moved: Called whenever bytes have arrived; an empty chunk has none.
 
   Raises:
     OtherState: the donor has other leaves; names the first that differs.
-    ServiceError: the transfer broke, or is malformed.
+    ServiceError: the transfer broke, is malformed, or was not asked for.
   """
   header = transfer.receive_header(incoming)
   moved()
+  clock = asked.read_clock(header)
   _check(header, shapes)
   buffer, at = bytearray(header.num_bytes), 0
   for chunk in transfer.receive_chunks(incoming, header.num_bytes):
@@ -93,7 +133,7 @@ def receive(
   return State(
     donor=header.donor_id,
     step=header.step,
-    clock=tuple(fields.read_version("StateHeader", v) for v in header.clock),
+    clock=clock,
     arrays=arrays,
   )
 
@@ -110,16 +150,19 @@ def clock_from_pb(
   request: pb.FetchStateRequest, num_fragments: int
 ) -> tuple[events.Version, ...]:
   """Raises ServiceError, INVALID_ARGUMENT, for what is malformed."""
-  if len(request.clock) != num_fragments:
+  return _read_clock("FetchStateRequest.clock", request.clock, num_fragments)
+
+
+def _read_clock(
+  name: str, clock: Sequence[pb.Version], num_fragments: int
+) -> tuple[events.Version, ...]:
+  if len(clock) != num_fragments:
     raise fields.invalid(
-      "FetchStateRequest.clock",
-      f"a list of {len(request.clock)}; it has one version for each of the"
-      f" run's {num_fragments} fragments, as in Welcome",
+      name,
+      f"a list of {len(clock)}; it has one version for each of the run's"
+      f" {num_fragments} fragments, as in Welcome",
     )
-  return tuple(
-    fields.read_version("FetchStateRequest.clock", version)
-    for version in request.clock
-  )
+  return tuple(fields.read_version(name, version) for version in clock)
 
 
 def _check(header: pb.StateHeader, shapes: Shapes) -> None:

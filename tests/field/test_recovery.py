@@ -512,12 +512,103 @@ def test_a_state_of_another_size_than_its_leaves_is_refused():
   shapes = {"inner/x": ((5,), "float32")}
   parts = list(states.parts(state, 8))
 
-  back = states.receive(iter(parts), shapes)
+  back = states.receive(iter(parts), shapes, states.Asked())
   parts[0].header.num_bytes = 1 << 40
   with pytest.raises(states.OtherState, match="expected"):
-    states.receive(iter(parts), shapes)
+    states.receive(iter(parts), shapes, states.Asked())
 
   np.testing.assert_array_equal(back.arrays["inner/x"], array)
+
+
+@pytest.mark.parametrize(
+  ("donor", "clock", "told"),
+  [
+    ("eve", ((1, 3), (1, 5)), "'eve'"),
+    ("", ((1, 3), (1, 5)), "''"),
+    ("d\x1b[31m" * 99, ((1, 3), (1, 5)), "donor_id"),
+    ("d", (), "a list of 0"),
+    ("d", ((1, 3), (1, 5), (1, 5)), "a list of 3"),
+    ("d", ((1, 3), (1, 4)), "4"),
+    ("d", ((1, 3), (1, -1)), "-1"),
+    ("d", ((1, 3), (1, 2**60)), "2.53"),
+  ],
+)
+def test_a_state_that_was_not_asked_for_is_refused(donor, clock, told):
+  from ddiloco_jax.wire import state as states
+
+  clock = tuple(events.Version(*version) for version in clock)
+  state = states.State(donor=donor, step=1, clock=clock, arrays={})
+  asked = states.Asked(
+    clock=(events.Version(1, 3), events.Version(1, 5)), donor="d"
+  )
+
+  with pytest.raises(ServiceError, match=told) as caught:
+    states.receive(states.parts(state, 8), {}, asked)
+
+  assert caught.value.code == "INVALID_ARGUMENT"
+  assert caught.value.text.isprintable()
+
+
+@pytest.mark.parametrize("donor", ["me", "silent", "../etc"])
+def test_a_relayed_state_is_of_another_learner_that_was_not_left(donor):
+  from ddiloco_jax.wire import state as states
+
+  state = states.State(donor=donor, step=1, clock=(), arrays={})
+  asked = states.Asked(but_not=("me", "silent"))
+
+  with pytest.raises(ServiceError, match="donor_id") as caught:
+    states.receive(states.parts(state, 8), {}, asked)
+
+  assert caught.value.code == "INVALID_ARGUMENT"
+
+
+class Lying:
+  """A client whose states are of somebody, or of some clock, not asked for."""
+
+  def __init__(self, client, field):
+    self._client = client
+    self._field = field
+
+  def __getattr__(self, name):
+    return getattr(self._client, name)
+
+  def open_state(self, request, address):
+    return _Lying(self._client.open_state(request, address), self._field)
+
+
+class _Lying:
+  def __init__(self, call, field):
+    self._call = call
+    self._field = field
+
+  def __iter__(self):
+    first, *rest = self._call
+    first.header.ClearField(self._field)
+    yield from (first, *rest)
+
+  def cancel(self):
+    self._call.cancel()
+
+
+@pytest.mark.parametrize("field", ["donor_id", "clock"])
+def test_a_header_that_lies_makes_its_state_garbage(tmp_path, field):
+  with served_run(settings(quorum=1), tmp_path) as run:
+    donor = donor_and(run)
+    joiner = LoopLearner(
+      run.address,
+      "joiner",
+      momentum(),
+      wrap=lambda client: Lying(client, field),
+    )
+    with learners(donor):
+      wait_for(lambda: min(versions(run)) >= 1)
+      with learners(joiner):
+        wait_for(lambda: joiner.steps)
+
+  (told,) = recoveries(run)
+  assert (told.source, told.donor) == ("fresh", "")
+  assert f"peer: StateHeader.{field} is" in told.reason
+  assert not joiner.trainer.got
 
 
 def test_an_empty_chunk_of_a_state_is_no_progress():
@@ -530,7 +621,10 @@ def test_an_empty_chunk_of_a_state_is_no_progress():
   stream = [header, b"", *data, memoryview(b""), b"", trailer]
 
   back = states.receive(
-    iter(stream), {"inner/x": ((4,), "float32")}, lambda: moves.append(1)
+    iter(stream),
+    {"inner/x": ((4,), "float32")},
+    states.Asked(donor="d"),
+    lambda: moves.append(1),
   )
 
   assert len(moves) == 1 + len(data)

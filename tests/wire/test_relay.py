@@ -53,9 +53,9 @@ def relayed(answer, **settings):
     return list(relay.stream(request, events.Donor("bob", address), Caller()))
 
 
-def header(num_bytes):
+def header(num_bytes, donor_id="bob", clock=()):
   return pb.StateChunk(
-    header=pb.StateHeader(num_bytes=num_bytes)
+    header=pb.StateHeader(donor_id=donor_id, num_bytes=num_bytes, clock=clock)
   ).SerializeToString()
 
 
@@ -69,7 +69,8 @@ def trailer(num_bytes):
 
 
 def test_a_state_passes_as_it_is():
-  parts = [pb.StateChunk(header=pb.StateHeader(num_bytes=8)), b"12345678"]
+  opening = pb.StateHeader(donor_id="bob", num_bytes=8)
+  parts = [pb.StateChunk(header=opening), b"12345678"]
   whole = list(transfer.send(pb.StateChunk, parts[0].header, parts[1:]))
 
   got = relayed(lambda request, context: map(transfer.serialize, whole))
@@ -100,6 +101,12 @@ def raising(request, context):
     (lambda request, context: iter([header(8), data(9)]), "9 bytes arrived"),
     (lambda request, context: iter([header(8)]), "without its trailer"),
     (lambda request, context: iter([]), "opened with nothing"),
+    (lambda request, context: iter([header(0, "eve")]), "donor_id is 'eve'"),
+    (lambda request, context: iter([header(0, "b\n")]), "donor_id is 'b.n'"),
+    (
+      lambda request, context: iter([header(0, clock=[pb.Version(n=1)])]),
+      "clock is a list of 1",
+    ),
   ],
 )
 def test_what_is_wrong_with_a_donor_is_told_as_its_fault(answer, told, caplog):
@@ -155,7 +162,7 @@ def test_a_donor_hears_the_token_that_it_says_itself(
   def answer(request, context):
     metadata = dict(context.invocation_metadata())
     heard.append(metadata.get("authorization"))
-    yield from (header(8), data(8), trailer(8))
+    yield from (header(8, name), data(8), trailer(8))
 
   with donor(answer) as address:
     if by_relay:
