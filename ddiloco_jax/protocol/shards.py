@@ -53,18 +53,18 @@ def claim(turn: Turn, name: str) -> Claim | str:
     call_back(turn, shard)
   if reads:
     return Claim(owned, reads)
-  if not lent and not awaited:
-    return Claim((), ())
-  if not lent:
+  if lent:
+    return (
+      f"data shard {lent[0]} is lent to {_reader(turn, lent[0])}, which was told "
+      "to give it back at its next step boundary; join again"
+    )
+  if awaited:
     names = ", ".join(sorted(m.learner for m in awaited)[:_MAX_NAMES])
     return (
       f"no data shard is free before the lease of {names} has run out, unheard "
       "since the syncer's restart; join again"
     )
-  return (
-    f"data shard {lent[0]} is lent to {_reader(turn, lent[0])}, which was told "
-    "to give it back at its next step boundary; join again"
-  )
+  return Claim((), ())
 
 
 def take(turn: Turn, name: str, claimed: Claim) -> None:
