@@ -231,7 +231,7 @@ def look(
     restored: What this life began with; of that nobody needs to be told.
   """
   journal = Journal(syncer.run_dir / "journal", OsFiles())
-  durable = [0, 0]
+  durable = list(restored)
   newest, end = None, 0
   for entry in journal.entries():
     end = entry.place.offset

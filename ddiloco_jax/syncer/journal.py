@@ -76,7 +76,7 @@ class Journal:
     self._head: dict[str, Any] = {}
     self._fd = -1
     self._at = Place(0, 0, 0)  # Where the next record goes.
-    self._starts: dict[Name, int] = {}  # Merges before each file we began.
+    self._starts: dict[Name, int] = {}  # Merges before each file that counts.
     self._num_merges = 0
     self._is_fresh = True  # The newest file has no commit.
     self._is_broken = False  # The newest file ends in a torn record.
@@ -176,14 +176,19 @@ class Journal:
           self._files.unlink(self._path(name))
           self._starts.pop(name, None)
 
-  def entries(self) -> Iterator[Entry]:
-    """Every commit that counts, oldest first; the arrays may be kept.
+  def entries(self, since: int = 0) -> Iterator[Entry]:
+    """The commits that count, oldest first; the arrays may be kept.
 
     The first record of each file comes, too: its head has "format". What is
     damaged is left out, and comes to be in `damage` before what is after it.
+
+    Args:
+      since: Merges that need not come: files without a later one are not read.
     """
     self.damage = []
     chain = self._chain()
+    while len(chain) > 1 and self._starts[chain[1][0]] <= since:
+      del chain[0]
     for name, limit in chain:
       with self._path(name).open("rb") as file:
         for found in records.read(file, limit):
@@ -231,6 +236,7 @@ class Journal:
     while newest is not None:
       name, head = newest
       chain.append((name, limit))
+      self._starts[name] = head["num_merges"]
       previous = Place(*head["previous"]) if head["previous"] else None
       newest = None
       if previous is not None:

@@ -105,7 +105,7 @@ def add_commits(journal: Journal, found: Restored) -> Added:
   place: Place | None = None
   num_excused = 0  # Damage in what is there all the same.
   gap: list[str] = []
-  for entry in journal.entries():
+  for entry in journal.entries(since=sum(versions)):
     head = entry.head
     if "format" in head:
       _check_same_run(journal, head, entry.place, found)

@@ -175,6 +175,7 @@ class Store:
       _log.warning("the checkpoint %d does not count; it is now %s", step, path)
     self._tapes.set_aside()
     self._journal.begin({"run_id": run_id}, self._place, num_merges)
+    self._drop_covered()  # A life may be too short for a save.
 
   def restore(
     self,
@@ -317,8 +318,7 @@ class Store:
       CheckpointError: the save before could not be finished, or this one not
         begun; the next call tries again.
     """
-    # Not of the newest: should it be damaged, an older one must do.
-    self._journal.drop_covered(min(self.checkpoints.steps(), default=0))
+    self._drop_covered()
     step = sum(f.version.n for f in state.fragments)  # Merges so far.
     if step == self._newest:
       return
@@ -331,6 +331,10 @@ class Store:
       records={"state": machine.save(state), "spec": spec},
     )
     self._newest = step
+
+  def _drop_covered(self) -> None:
+    # Not of the newest: should it be damaged, an older one must do.
+    self._journal.drop_covered(min(self.checkpoints.steps(), default=0))
 
   def save_cut(
     self,
