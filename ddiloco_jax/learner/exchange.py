@@ -5,6 +5,11 @@ import threading
 from ddiloco_jax.protocol import events
 from ddiloco_jax.wire import port
 
+# Of a fragment, that are named to a syncer that may have missed them: while one
+# is away, the version that was held, the one that was ready, an exact one, and
+# what a rollback asks for.
+MAX_ADOPTIONS = 4
+
 
 class Exchange:
   """Values only: whoever reads or writes them holds `changed`.
@@ -21,6 +26,8 @@ class Exchange:
     reading: Which data to read, where that has changed and the loop has not
       taken it yet.
     applied: Per fragment, the loop's last adoption.
+    adoptions: Per fragment, the last ones since the syncer admitted it, oldest
+      first.
     reported: The loop's last report.
     recovered: Where it has its inner state from.
     copies, earlier: Of the last boundary and of the one before.
@@ -47,6 +54,7 @@ class Exchange:
     self.reads: tuple[int, ...] = ()
     self.reading: port.Reading | None = None
     self.applied: dict[int, events.Applied] = {}
+    self.adoptions: dict[int, tuple[events.Applied, ...]] = {}
     self.reported: events.Reported | None = None
     self.recovered: events.Recovered | None = None
     self.copies: dict[int, port.Copy] = {}
@@ -63,6 +71,14 @@ class Exchange:
     self.left = False
     self._num_news = 0
     self._num_seen = 0
+
+  def note_adoption(self, applied: events.Applied) -> None:
+    p = applied.fragment
+    mine = (*self.adoptions.get(p, ()), applied)
+    self.applied[p], self.adoptions[p] = applied, mine[-MAX_ADOPTIONS:]
+
+  def all_adoptions(self) -> tuple[events.Applied, ...]:
+    return tuple(a for mine in self.adoptions.values() for a in mine)
 
   def is_over(self) -> bool:
     """Whether the link's threads are to end."""

@@ -139,7 +139,7 @@ class Link:
         counts=events.ZERO if shared.is_anew() else counts,
         exact=publication.exact,
       )
-      shared.applied[p] = applied
+      shared.note_adoption(applied)
       shared.copies.pop(p, None)
       shared.earlier.pop(p, None)
       if shared.reported:

@@ -4,10 +4,10 @@ What the loop said while nobody listened is said again. (arXiv 2604.21428,
 App. E.)
 """
 
+import dataclasses
 import logging
 import random
 import time
-from collections.abc import Sequence
 
 from ddiloco_jax.learner.exchange import Exchange
 from ddiloco_jax.learner.patience import LinkConfig, Patience
@@ -102,6 +102,7 @@ class Stream:
       resumes=shared.resumes,
       reads=shared.reads,
       returned=shared.reported.returned if shared.reported else (),
+      adoptions=shared.all_adoptions(),
     )
     control = self._sync.join(hello)
     stamp, welcome = next(control.notices())
@@ -126,7 +127,7 @@ class Stream:
       elif not welcome.reconnect:
         self._begin_anew(welcome)
       self._ask_for_news(welcome)
-      self._say_again(bases)
+      self._say_again(hello, welcome)
       shared.changed.notify_all()
     return control
 
@@ -159,12 +160,18 @@ class Stream:
           outcome=events.Outcome.NOT_ASKED,
         )
 
-  def _say_again(self, bases: Sequence[events.Version]) -> None:
+  def _say_again(self, hello: port.Hello, welcome: port.Welcomed) -> None:
     """What the loop said while no stream, or an older one, listened."""
     shared = self._shared
-    for p, applied in shared.applied.items():
-      if not bases or applied.version != bases[p]:
-        shared.say(applied)
+    told = hello.adoptions if welcome.reconnect or hello.bases else ()
+    untold = [a for a in shared.all_adoptions() if a not in told]
+    if not welcome.reconnect:  # Their counts are of a process that is over.
+      untold = [dataclasses.replace(a, counts=events.ZERO) for a in untold]
+      shared.adoptions.clear()
+      for applied in untold:
+        shared.note_adoption(applied)
+    for applied in untold:
+      shared.say(applied)
     if shared.recovered:
       shared.say(shared.recovered)
     if shared.reported:

@@ -32,10 +32,7 @@ def check(state: State, event: events.Event) -> None:
     case events.Recovered():
       _recovered(event)
     case events.Applied():
-      _fragment(state, event.fragment)
-      _counts(event.counts, f"applied fragment {event.fragment}")
-      _count(event.step, "applied: step")
-      _published(state, event.fragment, event.version)
+      _applied(state, event)
       if old := _process(state, event):
         possible.check_applied(old, event)
     case events.Pushing() | events.PushBroken():
@@ -78,6 +75,11 @@ def _joined(state: State, event: events.Joined) -> None:
       f"hello has learner id {event.learner!r} and nonce {event.nonce!r}: "
       "neither may be empty; name the learner, and draw a nonce per process"
     )
+  for applied in event.adoptions:
+    _applied(state, applied)
+  old = state.learners.get(event.learner)
+  if old is not None and not old.gone and old.nonce == event.nonce:
+    possible.check_adoptions(old, event)
   num = state.rules.num_fragments
   if len(event.bases) not in (0, num):
     raise ValueError(
@@ -93,6 +95,13 @@ def _joined(state: State, event: events.Joined) -> None:
         f"fragment {p} cannot be; this is epoch {state.epoch}: send the "
         "version that was fetched"
       )
+
+
+def _applied(state: State, event: events.Applied | events.Adoption) -> None:
+  _fragment(state, event.fragment)
+  _counts(event.counts, f"applied fragment {event.fragment}")
+  _count(event.step, "applied: step")
+  _published(state, event.fragment, event.version)
 
 
 def _recovered(event: events.Recovered) -> None:

@@ -46,6 +46,15 @@ class ReplyKey(NamedTuple):
   attempt: int
 
 
+class Adoption(NamedTuple):
+  """A process adopted a version at its `step`; `counts` are what it reset."""
+
+  fragment: int
+  version: Version
+  step: int
+  counts: Counts
+
+
 class Outcome(enum.StrEnum):
   """What became of a reply."""
 
@@ -85,6 +94,8 @@ class Joined(Event):
     resumes: Nonce of the process whose part of a snapshot it goes on from.
     reads: The data shards that a process reads that reconnects.
     returned: Those that it has given up; see `Reported`.
+    adoptions: Its last ones of each fragment since it was admitted, oldest
+      first: what was said of them may have been lost with a stream.
   """
 
   learner: str
@@ -97,6 +108,7 @@ class Joined(Event):
   resumes: str = ""
   reads: tuple[int, ...] = ()
   returned: tuple[Position, ...] = ()
+  adoptions: tuple[Adoption, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -154,7 +154,10 @@ def _reconnect(turn: Turn, event: events.Joined, old: Learner) -> None:
   _welcome(turn, learner, reconnect=True)
   shards.tell(turn, learner, f"what {event.learner} reads")
   if not (turn.end is not None and turn.end.finished):
-    _restate_bases(turn, learner, event.bases)  # The books are closed then.
+    # The books are closed then.
+    for adoption in membership.unknown_adoptions(learner, event.adoptions):
+      membership.adopt(turn, turn.learners[learner.learner], *adoption)
+    _restate_bases(turn, turn.learners[learner.learner], event.bases)
   learner = turn.learners[event.learner]
   for asked in learner.asked:
     if asked.moved_at is None:

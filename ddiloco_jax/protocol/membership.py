@@ -4,6 +4,8 @@ Liveness is any byte within the lease, whatever a stream does. The bases of all
 learners are the run's vector clock. (arXiv 2604.21428, Sec. 3.1 and App. E.)
 """
 
+from collections.abc import Sequence
+
 from ddiloco_jax.protocol import events, ledger, lives
 from ddiloco_jax.protocol.events import ZERO, Counts, Version
 from ddiloco_jax.protocol.state import Learner, State
@@ -86,6 +88,28 @@ def adopt(
   )
   turn.settle(name, fragment)
   return learner
+
+
+def unknown_adoptions(
+  learner: Learner, adoptions: Sequence[events.Adoption]
+) -> list[events.Adoption]:
+  """Those of a process that were lost on their way here, oldest first.
+
+  Args:
+    learner: The process, as it is known.
+    adoptions: Its last ones of each fragment, oldest first.
+  """
+  unknown: list[events.Adoption] = []
+  for p, known in enumerate(zip(learner.bases, learner.adopted_at)):
+    said = [applied for applied in adoptions if applied.fragment == p]
+    told = [i for i, a in enumerate(said) if (a.version, a.step) == known]
+    if (
+      told
+    ):  # The last: one step's second adoption of a version resets nothing.
+      unknown += said[told[-1] + 1 :]
+    else:
+      unknown += [a for a in said if known[1] is None or a.step >= known[1]]
+  return unknown
 
 
 def hear(turn: Turn, learner: Learner) -> Learner:

@@ -7,7 +7,7 @@ have been done since, and is refused beyond that. Who lies alike in reports and
 replies is not found out here. (arXiv 2604.21428, Sec. 3.2.)
 """
 
-from ddiloco_jax.protocol import events, ledger
+from ddiloco_jax.protocol import events, ledger, membership
 from ddiloco_jax.protocol.events import ZERO, Counts
 from ddiloco_jax.protocol.state import Learner, State
 from ddiloco_jax.protocol.turn import Turn
@@ -67,9 +67,27 @@ def check_applied(old: Learner, event: events.Applied) -> None:
   Raises:
     ValueError: The value, the rule and the fix.
   """
-  who, p = _who(event), event.fragment
-  counts, before = event.counts, old.counts[p]
-  _check_steps(who, p, counts.steps, event.step, old.adopted_at[p])
+  p = event.fragment
+  _check_reset(_who(event), event, old.counts[p], old.adopted_at[p])
+
+
+def check_adoptions(old: Learner, event: events.Joined) -> None:
+  """As `check_applied`, of those that a Hello is the first to name."""
+  counts, steps = list(old.counts), list(old.adopted_at)
+  for applied in membership.unknown_adoptions(old, event.adoptions):
+    p = applied.fragment
+    _check_reset(f"hello of {event.learner!r}", applied, counts[p], steps[p])
+    counts[p], steps[p] = ZERO, applied.step
+
+
+def _check_reset(
+  who: str,
+  event: events.Applied | events.Adoption,
+  before: Counts,
+  at: int | None,
+) -> None:
+  p, counts = event.fragment, event.counts
+  _check_steps(who, p, counts.steps, event.step, at)
   if counts.steps <= before.steps and counts.tokens > before.tokens:
     raise ValueError(
       f"{who}, fragment {p}: {counts.tokens} tokens in {counts.steps} steps after "

@@ -123,6 +123,10 @@ class Syncer:
       resumes=hello.resumes,
       reads=hello.reads,
       returned=hello.returned,
+      adoptions=tuple(
+        events.Adoption(a.fragment, a.version, a.step, a.counts)
+        for a in hello.adoptions
+      ),
     )
     self._check(event)
     for effect in self._feed(event, control):

@@ -96,14 +96,7 @@ def upward_to_pb(message: port.Hello | port.Upward) -> pb.LearnerMessage:
     case events.Reported():
       return pb.LearnerMessage(report=_report_to_pb(message))
     case events.Applied():
-      applied = pb.Applied(
-        fragment=message.fragment,
-        version=fields.version_to_pb(message.version),
-        step=message.step,
-        counts=fields.counts_to_pb(message.counts),
-        exact=message.exact,
-      )
-      return pb.LearnerMessage(applied=applied)
+      return pb.LearnerMessage(applied=_applied_to_pb(message))
     case events.Recovered():
       recovered = pb.Recovered(
         source=message.source, donor=message.donor, reason=message.reason
@@ -129,14 +122,7 @@ def upward_from_pb(message: pb.LearnerMessage) -> port.Hello | port.Upward:
     case "report":
       return _report_from_pb(message.report)
     case "applied":
-      applied = message.applied
-      return events.Applied(
-        fragment=fields.natural("Applied.fragment", applied.fragment),
-        version=fields.version_from_pb("Applied", applied, "version"),
-        step=fields.natural("Applied.step", applied.step),
-        counts=fields.counts_from_pb("Applied", applied, "counts"),
-        exact=applied.exact,
-      )
+      return _applied_from_pb(message.applied)
     case "recovered":
       recovered = message.recovered
       return events.Recovered(
@@ -176,12 +162,14 @@ def _hello_to_pb(hello: port.Hello) -> pb.Hello:
     resumes=hello.resumes,
     reads=hello.reads,
     returned=[fields.position_to_pb(x) for x in hello.returned],
+    adoptions=[_applied_to_pb(applied) for applied in hello.adoptions],
   )
 
 
 def _hello_from_pb(hello: pb.Hello) -> port.Hello:
   fields.check_length("Hello.bases", hello.bases)
   fields.check_length("Hello.reads", hello.reads)
+  fields.check_length("Hello.adoptions", hello.adoptions)
   return port.Hello(
     protocol_version=hello.protocol_version,
     learner=fields.learner_from_pb("Hello.learner_id", hello.learner_id),
@@ -200,6 +188,27 @@ def _hello_from_pb(hello: pb.Hello) -> port.Hello:
     resumes=hello.resumes[: fields.MAX_TEXT],
     reads=tuple(fields.natural("Hello.reads", s) for s in hello.reads),
     returned=fields.positions_from_pb("Hello.returned", hello.returned),
+    adoptions=tuple(_applied_from_pb(applied) for applied in hello.adoptions),
+  )
+
+
+def _applied_to_pb(applied: events.Applied) -> pb.Applied:
+  return pb.Applied(
+    fragment=applied.fragment,
+    version=fields.version_to_pb(applied.version),
+    step=applied.step,
+    counts=fields.counts_to_pb(applied.counts),
+    exact=applied.exact,
+  )
+
+
+def _applied_from_pb(applied: pb.Applied) -> events.Applied:
+  return events.Applied(
+    fragment=fields.natural("Applied.fragment", applied.fragment),
+    version=fields.version_from_pb("Applied", applied, "version"),
+    step=fields.natural("Applied.step", applied.step),
+    counts=fields.counts_from_pb("Applied", applied, "counts"),
+    exact=applied.exact,
   )
 
 

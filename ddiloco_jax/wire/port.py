@@ -171,6 +171,7 @@ class Hello:
   resumes: str = ""
   reads: tuple[int, ...] = ()
   returned: tuple[events.Position, ...] = ()
+  adoptions: tuple[events.Applied, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

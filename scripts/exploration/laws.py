@@ -37,6 +37,8 @@ LAWS = {
   "and nothing else does",
   "nothing said is lost": "what a process reported is in its books",
   "nothing is invented": "no book has more steps than were taken",
+  "every step is booked": "a process that was admitted once, and has said all, "
+  "finds every step that it took in the books",
   "buffers": "each accepted reply waits in a round or for one, until it is "
   "merged or freed, once",
   "resolved once": "each reply is answered once, and asking again tells the "
@@ -108,11 +110,13 @@ class Laws:
   Attributes:
     reached: Counts the reasons of effects, over all schedules.
     num_unfit: Malicious words that the service's check refused.
+    num_booked: Learners of which every step was found in the books.
   """
 
   def __init__(self, reached: Reached | None = None):
     self.reached = reached
     self.num_unfit = 0
+    self.num_booked = 0
     self.num_events = 0
 
   def begin(self, state: State) -> None:
@@ -819,6 +823,17 @@ class Laws:
         if reported.steps > trained[name][p]:
           text = f"{name}, {p}: {reported}, {trained[name][p]} steps taken"
           raise Broken("nothing is invented", text)
+
+  def booked(self, state: State, name: str, trained: list[int]) -> None:
+    """An honest learner's books have every step that it took."""
+    if not self.is_trusted(name):
+      return
+    self.num_booked += 1
+    for p, steps in enumerate(trained):
+      reported = status.account_totals(state, name, p).reported
+      if reported.steps != steps:
+        text = f"{name}, {p}: {reported}, {steps} steps taken"
+        raise Broken("every step is booked", text)
 
   def finished(self, state: State) -> None:
     """The books of a run that is over are closed."""

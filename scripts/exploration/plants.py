@@ -14,6 +14,7 @@ from ddiloco_jax.protocol import (
   ledger,
   machine,
   members,
+  membership,
   publishing,
   quorum,
   replies,
@@ -159,6 +160,11 @@ def _read_again(whole: Callable[..., Any]) -> Callable[..., Any]:
   return given_back
 
 
+def _lost_adoption(whole: Callable[..., Any]) -> Callable[..., Any]:
+  """Who comes back from another base is taken at that, and no more asked."""
+  return lambda learner, adoptions: []
+
+
 PLANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
   "no_incarnation_check": (turn.Turn, "speaker", _no_incarnation_check),
   "double_merge": (members, "has_progress", _double_merge),
@@ -172,5 +178,6 @@ PLANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
   "leaked_pull": (rounds, "_dismiss", _leaked_pull),
   "read_again": (shards, "_given_back", _read_again),
   "lost_base_in_cut": (snapshots, "_trains_from", _lost_base_in_cut),
+  "lost_adoption": (membership, "unknown_adoptions", _lost_adoption),
   "forgotten_away": (snapshots, "_away", _forgotten_away),
 }

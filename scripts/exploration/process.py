@@ -10,6 +10,7 @@ import collections
 import dataclasses
 from typing import Any, NamedTuple
 
+from ddiloco_jax.learner.exchange import MAX_ADOPTIONS
 from ddiloco_jax.protocol import events
 from ddiloco_jax.protocol.events import ZERO, Counts, Position, Version
 from ddiloco_jax.protocol.rules import Rules
@@ -43,10 +44,12 @@ class Process:
     bases: What it trains from; None before its first adoption.
     copies: Per fragment, of a boundary.
     applied, reported: Its last words, for a new stream.
+    adoptions: Per fragment, its last ones since it was admitted.
     wanted: Fragments to fetch -> whether exactly.
     fresh: Fetched and not yet taken by the loop.
     held: Taken, and not yet adopted.
     trained: Per fragment, steps taken in all.
+    admissions: How often it was admitted as a new one.
     batches: That it trained on, a step each.
     is_over: It does not join again.
     stalled: Its pushes do not move.
@@ -79,9 +82,11 @@ class Process:
     self.bases: list[Version | None] = [None] * num
     self.counts = [ZERO] * num
     self.trained = [0] * num
+    self.admissions = 0
     self.batches: list[Batch] = []
     self.copies: dict[int, Copy] = {}
     self.applied: dict[int, events.Applied] = {}
+    self.adoptions: dict[int, tuple[events.Applied, ...]] = {}
     self.reported: events.Reported | None = None
     self.wanted: dict[int, bool] = {}
     self.newest: dict[int, Version] = {}
@@ -115,7 +120,14 @@ class Process:
       takes_shards=self.takes_shards,
       reads=self._reads() if known else (),
       returned=self._returned() if known else (),
+      adoptions=tuple(
+        events.Adoption(a.fragment, a.version, a.step, a.counts)
+        for a in self._all_adoptions()
+      ),
     )
+
+  def _all_adoptions(self) -> tuple[events.Applied, ...]:
+    return tuple(a for mine in self.adoptions.values() for a in mine)
 
   def welcomed(
     self, hello: events.Joined, welcome: events.Welcome, epoch: int
@@ -142,9 +154,11 @@ class Process:
         self.fresh.pop(p, None)
       if not self._is_known(p, clock.version):
         self.wanted[p] = False
-    for p, applied in self.applied.items():
-      if not hello.bases or applied.version != hello.bases[p]:
-        self.say(applied)
+    if not welcome.reconnect:
+      adopted = () if hello.bases else self._all_adoptions()
+      self.adoptions.clear()
+      for applied in adopted:
+        self._adopted(dataclasses.replace(applied, counts=ZERO))
     if self.recovered:
       self.say(self.recovered)
     if self.reported:
@@ -152,6 +166,7 @@ class Process:
 
   def _begin(self, welcome: events.Welcome) -> None:
     """For the syncer it is a new process, maybe with other data shards."""
+    self.admissions += 1
     self.copies, self.returned, self.reading = {}, {}, None
     self.positions, self.donor = welcome.positions, welcome.donor
     self.counts = [ZERO] * len(self.counts)
@@ -291,17 +306,22 @@ class Process:
         counts=self.counts[p],
         exact=exact,
       )
-      self.applied[p] = applied
+      self._adopted(applied)
       self.bases[p], self.counts[p] = version, ZERO
       self.copies.pop(p, None)
       self.boundaries.pop(p, None)
       if self.reported:
         self.reported = self._without(self.reported, p)
-      self.say(applied)
     if not self.has_started and None not in self.bases:
       self.has_started = True
       if any(base and base.n for base in self.bases):
         self._say_recovered()
+
+  def _adopted(self, applied: events.Applied) -> None:
+    p = applied.fragment
+    mine = (*self.adoptions.get(p, ()), applied)
+    self.applied[p], self.adoptions[p] = applied, mine[-MAX_ADOPTIONS:]
+    self.say(applied)
 
   def _say_recovered(self) -> None:
     """It joined a run under way, and has its inner state from somewhere."""

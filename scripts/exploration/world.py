@@ -52,6 +52,7 @@ class World:
     self.merges: list[events.Merge] = []
     self.captures: list[events.Captured] = []  # To come, in this order.
     self.committed = self.on_disk = self.state
+    self.has_forgotten = False  # What it was told, beyond its last commit.
     self.lingered = 0
     laws.begin(self.state)
     for slot in range(settings.num_learners):
@@ -196,6 +197,7 @@ class World:
         self.stop(1)
       self._fall_silent()
     self.laws.sampled(self.state)
+    self._check_booked()
     trained: dict[str, list[int]] = {}
     for process in self.processes:
       row = trained.setdefault(process.name, [0] * self.rules.num_fragments)
@@ -205,6 +207,23 @@ class World:
       self.laws.finished(self.state)
     if self.laws.reached:
       self.laws.reached.note_state(self.state)
+
+  def _check_booked(self) -> None:
+    """Whoever said all that it did, as one process, finds it in the books."""
+    if self.has_forgotten:
+      return
+    for process in self.slots:
+      name, end = process.name, self.state.end
+      learner = self.state.learners.get(name)
+      mine = [other for other in self.processes if other.name == name]
+      is_whole = mine == [process] and process.admissions == 1
+      if not (learner and is_whole and process.connected):
+        continue
+      if process.up or not self._has_session(process):
+        continue
+      if end and len(learner.exact) < len(process.trained):
+        continue
+      self.laws.booked(self.state, name, process.trained)
 
   def _calm(self) -> None:
     """Learners are honest, links whole: a merge comes, or the run ends."""
@@ -565,6 +584,7 @@ class World:
     saved = self.committed if self.settings.durable else self.on_disk
     if number >> 5 & 1:
       saved = self.state
+    self.has_forgotten |= not (self.settings.durable or saved is self.state)
     self._restore(saved, self.rules, number)
     if number >> 4 & 1:  # All are back at once, and a cut is asked for.
       for process in self.slots:

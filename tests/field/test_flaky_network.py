@@ -10,7 +10,8 @@ import pytest
 from ddiloco_jax.launch.relay import Relay
 from ddiloco_jax.learner.client import Client
 from ddiloco_jax.learner.link import Link
-from ddiloco_jax.protocol import events, tape
+from ddiloco_jax.protocol import events, status, tape
+from ddiloco_jax.protocol.events import ZERO, Counts
 from ddiloco_jax.wire import options
 from tests.support.over_grpc import (
   Held,
@@ -274,6 +275,45 @@ def merges_before_the_end(directory):
 
 def has_given_up(path):
   return effects(path, events.GiveUp)
+
+
+def test_what_an_adoption_resets_is_booked_though_its_message_is_lost(tmp_path):
+  # Three steps, of which one is reported; then the link holds back an adoption,
+  # and is cut.
+  cfg = settings(quorum=1)
+  with (
+    served_run(cfg, tmp_path / "run") as run,
+    contextlib.closing(Relay(run.address)) as proxy,
+    contextlib.closing(
+      Client(proxy.address, options.WireConfig(), learner="ada")
+    ) as client,
+  ):
+    link = Link(client, "ada")
+    link.start()
+    for publication in link.published():
+      link.adopted(publication, 0, ZERO)
+    report(link, 1, [Counts(1, 100)] * 2)
+    wait_for(lambda: account_of(run, "ada").reported == Counts(1, 100))
+    bob = LoopLearner(run.address, "bob", paced(0.02, lr=LR))
+    with learners(bob):
+      wait_for(lambda: len(link._shared.ready) == 2)
+    proxy.hold()
+    for publication in link.published():
+      link.adopted(publication, 3, Counts(3, 300))
+    report(link, 4, [Counts(1, 100)] * 2)
+    proxy.cut()
+    proxy.release()
+
+    wait_for(lambda: account_of(run, "ada").reported == Counts(4, 400))
+    link.leave("the test is over")
+
+
+def report(link, step, counts):
+  link.report(events.Reported(step=step, counts=tuple(counts)))
+
+
+def account_of(run, name):
+  return status.account_totals(run.syncer.state, name, 0)
 
 
 def test_an_idle_learner_is_not_thrown_off_for_its_pings(tmp_path):

@@ -30,7 +30,7 @@ def test_a_schedule_is_the_same_whenever_it_is_drawn_and_played():
 @pytest.mark.parametrize("name", plants.PLANTS)
 def test_a_planted_fault_is_found(name):
   with plants.planted(name):
-    found = (shrink.broken(schedule.draw(0, index)) for index in range(200))
+    found = (shrink.broken(schedule.draw(0, index)) for index in range(2000))
     error = next((error for error in found if error), None)
 
   assert error is not None

@@ -28,6 +28,16 @@ counts = st.builds(events.Counts, naturals, naturals)
 positions = st.lists(st.builds(events.Position, small, naturals)).map(tuple)
 finite = st.floats(allow_nan=False, allow_infinity=False)
 outcomes = st.sampled_from(events.Outcome)
+applied = st.builds(
+  events.Applied,
+  time=st.just(0.0),
+  learner=st.just(""),
+  incarnation=st.just(0),
+  fragment=small,
+  version=versions,
+  step=naturals,
+  counts=counts,
+)
 upward = st.one_of(
   st.builds(
     port.Hello,
@@ -38,6 +48,7 @@ upward = st.one_of(
     run_id=texts,
     takeover=st.booleans(),
     bases=st.lists(versions).map(tuple),
+    adoptions=st.lists(applied).map(tuple),
     max_replies=st.integers(1, 9),
   ),
   st.builds(
@@ -55,16 +66,7 @@ upward = st.one_of(
       st.text(printable, min_size=1, max_size=9), finite, max_size=5
     ).map(lambda metrics: tuple(sorted(metrics.items()))),
   ),
-  st.builds(
-    events.Applied,
-    time=st.just(0.0),
-    learner=st.just(""),
-    incarnation=st.just(0),
-    fragment=small,
-    version=versions,
-    step=naturals,
-    counts=counts,
-  ),
+  applied,
   st.builds(events.Left, time=st.just(0.0), reason=texts,
             learner=st.just(""), incarnation=st.just(0)),
   st.just(events.Heard()),

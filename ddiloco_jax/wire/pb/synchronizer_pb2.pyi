@@ -146,7 +146,7 @@ class LearnerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., marker_done: _Optional[_Union[MarkerDone, _Mapping]] = ..., recovered: _Optional[_Union[Recovered, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "learner_id", "nonce", "layout_digest", "run_id", "takeover", "bases", "max_replies", "state_address", "takes_shards", "resumes", "reads", "returned")
+    __slots__ = ("protocol_version", "learner_id", "nonce", "layout_digest", "run_id", "takeover", "bases", "max_replies", "state_address", "takes_shards", "resumes", "reads", "returned", "adoptions")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     LEARNER_ID_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
@@ -160,6 +160,7 @@ class Hello(_message.Message):
     RESUMES_FIELD_NUMBER: _ClassVar[int]
     READS_FIELD_NUMBER: _ClassVar[int]
     RETURNED_FIELD_NUMBER: _ClassVar[int]
+    ADOPTIONS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     learner_id: str
     nonce: str
@@ -173,7 +174,8 @@ class Hello(_message.Message):
     resumes: str
     reads: _containers.RepeatedScalarFieldContainer[int]
     returned: _containers.RepeatedCompositeFieldContainer[Position]
-    def __init__(self, protocol_version: _Optional[int] = ..., learner_id: _Optional[str] = ..., nonce: _Optional[str] = ..., layout_digest: _Optional[str] = ..., run_id: _Optional[str] = ..., takeover: bool = ..., bases: _Optional[_Iterable[_Union[Version, _Mapping]]] = ..., max_replies: _Optional[int] = ..., state_address: _Optional[str] = ..., takes_shards: bool = ..., resumes: _Optional[str] = ..., reads: _Optional[_Iterable[int]] = ..., returned: _Optional[_Iterable[_Union[Position, _Mapping]]] = ...) -> None: ...
+    adoptions: _containers.RepeatedCompositeFieldContainer[Applied]
+    def __init__(self, protocol_version: _Optional[int] = ..., learner_id: _Optional[str] = ..., nonce: _Optional[str] = ..., layout_digest: _Optional[str] = ..., run_id: _Optional[str] = ..., takeover: bool = ..., bases: _Optional[_Iterable[_Union[Version, _Mapping]]] = ..., max_replies: _Optional[int] = ..., state_address: _Optional[str] = ..., takes_shards: bool = ..., resumes: _Optional[str] = ..., reads: _Optional[_Iterable[int]] = ..., returned: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., adoptions: _Optional[_Iterable[_Union[Applied, _Mapping]]] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("step", "counts", "positions", "boundaries", "waiting", "exhausted", "metrics", "returned")
