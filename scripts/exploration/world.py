@@ -219,7 +219,7 @@ class World:
       is_whole = mine == [process] and process.admissions == 1
       if not (learner and is_whole and process.connected):
         continue
-      if process.up or not self._has_session(process):
+      if process.up or learner.gone or not self._has_session(process):
         continue
       if end and len(learner.exact) < len(process.trained):
         continue
@@ -490,7 +490,10 @@ class World:
     try:
       check.check(self.state, hello)
     except ValueError as error:
-      raise Broken("honest words pass", f"{hello}: {error}") from error
+      if self.laws.is_trusted(process.name):
+        raise Broken("honest words pass", f"{hello}: {error}") from error
+      process.is_over = True  # After what was said in its name.
+      return
     for effect in self.tell(hello, process):
       if isinstance(effect, events.Welcome):
         self._welcome(process, hello, effect)
