@@ -5,11 +5,6 @@ import threading
 from ddiloco_jax.protocol import events
 from ddiloco_jax.wire import port
 
-# Of a fragment, that are named to a syncer that may have missed them: while one
-# is away, the version that was held, the one that was ready, an exact one, and
-# what a rollback asks for.
-MAX_ADOPTIONS = 4
-
 
 class Exchange:
   """Values only: whoever reads or writes them holds `changed`.
@@ -75,7 +70,7 @@ class Exchange:
   def note_adoption(self, applied: events.Applied) -> None:
     p = applied.fragment
     mine = (*self.adoptions.get(p, ()), applied)
-    self.applied[p], self.adoptions[p] = applied, mine[-MAX_ADOPTIONS:]
+    self.applied[p], self.adoptions[p] = applied, mine[-events.MAX_ADOPTIONS :]
 
   def all_adoptions(self) -> tuple[events.Applied, ...]:
     return tuple(a for mine in self.adoptions.values() for a in mine)

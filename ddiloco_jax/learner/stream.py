@@ -84,26 +84,27 @@ class Stream:
     shared = self._shared
     if shared.welcome:
       self._look_at_run()
-    with shared.changed:
+    layout = self._run.layout
+    num, digest = layout.num_fragments, layout.digest()
+    with shared.changed:  # All of one moment: the loop adopts and reports.
       if shared.left:
         return None
-      num = self._run.layout.num_fragments
       known = len(shared.applied) == num
       bases = [shared.applied[p].version for p in range(num)] if known else []
-    hello = port.Hello(
-      learner=self._learner,
-      nonce=shared.nonce,
-      layout_digest=self._run.layout.digest(),
-      run_id=self._run.run_id,
-      takeover=self._cfg.takeover or shared.fences,
-      bases=tuple(bases),
-      state_address=self._cfg.state_address,
-      takes_shards=True,
-      resumes=shared.resumes,
-      reads=shared.reads,
-      returned=shared.reported.returned if shared.reported else (),
-      adoptions=shared.all_adoptions(),
-    )
+      hello = port.Hello(
+        learner=self._learner,
+        nonce=shared.nonce,
+        layout_digest=digest,
+        run_id=self._run.run_id,
+        takeover=self._cfg.takeover or shared.fences,
+        bases=tuple(bases),
+        state_address=self._cfg.state_address,
+        takes_shards=True,
+        resumes=shared.resumes,
+        reads=shared.reads,
+        returned=shared.reported.returned if shared.reported else (),
+        adoptions=shared.all_adoptions(),
+      )
     control = self._sync.join(hello)
     stamp, welcome = next(control.notices())
     assert isinstance(welcome, port.Welcomed), welcome

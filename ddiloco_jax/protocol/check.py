@@ -75,17 +75,13 @@ def _joined(state: State, event: events.Joined) -> None:
       f"hello has learner id {event.learner!r} and nonce {event.nonce!r}: "
       "neither may be empty; name the learner, and draw a nonce per process"
     )
-  for applied in event.adoptions:
-    _applied(state, applied)
-  old = state.learners.get(event.learner)
-  if old is not None and not old.gone and old.nonce == event.nonce:
-    possible.check_adoptions(old, event)
   num = state.rules.num_fragments
   if len(event.bases) not in (0, num):
     raise ValueError(
       f"hello of {event.learner!r} has {len(event.bases)} bases for {num} "
       "fragments: send one per fragment, or none"
     )
+  _adoptions(state, event)
   for rows in (event.returned, [(shard, 0) for shard in event.reads]):
     _once(rows, "data shard", f"hello of {event.learner!r}")
   for p, base in enumerate(event.bases):
@@ -95,6 +91,31 @@ def _joined(state: State, event: events.Joined) -> None:
         f"fragment {p} cannot be; this is epoch {state.epoch}: send the "
         "version that was fetched"
       )
+
+
+def _adoptions(state: State, event: events.Joined) -> None:
+  who, most = f"hello of {event.learner!r}", events.MAX_ADOPTIONS
+  last: dict[int, Version] = {}
+  nums: dict[int, int] = {}
+  for adoption in event.adoptions:
+    _applied(state, adoption)
+    p = adoption.fragment
+    last[p], nums[p] = adoption.version, nums.get(p, 0) + 1
+    if nums[p] > most:
+      raise ValueError(
+        f"{who} has more than {most} adoptions of fragment {p}: name the last"
+        f" {most}, oldest first"
+      )
+  for p, base in enumerate(event.bases):
+    if last.get(p, base) != base:
+      raise ValueError(
+        f"{who}: base {base.n} of epoch {base.epoch} of fragment {p}, and its "
+        f"last adoption is of {last[p].n} of epoch {last[p].epoch}: name both "
+        "as of one moment"
+      )
+  old = state.learners.get(event.learner)
+  if old is not None and old.nonce in (event.nonce, event.resumes):
+    possible.check_adoptions(old, event)
 
 
 def _applied(state: State, event: events.Applied | events.Adoption) -> None:

@@ -46,6 +46,12 @@ class ReplyKey(NamedTuple):
   attempt: int
 
 
+# Of a fragment, that are named to a syncer that may have missed them: while one
+# is away, the version that was held, the one that was ready, an exact one, and
+# what a rollback asks for.
+MAX_ADOPTIONS = 4
+
+
 class Adoption(NamedTuple):
   """A process adopted a version at its `step`; `counts` are what it reset."""
 

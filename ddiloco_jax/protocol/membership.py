@@ -100,16 +100,21 @@ def unknown_adoptions(
     adoptions: Its last ones of each fragment, oldest first.
   """
   unknown: list[events.Adoption] = []
-  for p, known in enumerate(zip(learner.bases, learner.adopted_at)):
-    said = [applied for applied in adoptions if applied.fragment == p]
-    told = [i for i, a in enumerate(said) if (a.version, a.step) == known]
-    if (
-      told
-    ):  # The last: one step's second adoption of a version resets nothing.
+  for p, step in enumerate(learner.adopted_at):
+    said = [adoption for adoption in adoptions if adoption.fragment == p]
+    told = [i for i, a in enumerate(said) if is_known(learner, a)]
+    # The last: a second adoption of one version in one step resets nothing.
+    if told:
       unknown += said[told[-1] + 1 :]
     else:
-      unknown += [a for a in said if known[1] is None or a.step >= known[1]]
+      unknown += [a for a in said if step is None or a.step >= step]
   return unknown
+
+
+def is_known(learner: Learner, adoption: events.Adoption) -> bool:
+  """Whether it is the newest of its fragment that a process has told."""
+  p, version, step, _ = adoption
+  return (learner.bases[p], learner.adopted_at[p]) == (version, step)
 
 
 def hear(turn: Turn, learner: Learner) -> Learner:

@@ -74,6 +74,10 @@ def check_applied(old: Learner, event: events.Applied) -> None:
 def check_adoptions(old: Learner, event: events.Joined) -> None:
   """As `check_applied`, of those that a Hello is the first to name."""
   counts, steps = list(old.counts), list(old.adopted_at)
+  named = {a.fragment for a in event.adoptions if membership.is_known(old, a)}
+  for p in range(len(counts)):
+    if p not in named:  # One before them may be lost, and what it reset.
+      counts[p] = ZERO
   for applied in membership.unknown_adoptions(old, event.adoptions):
     p = applied.fragment
     _check_reset(f"hello of {event.learner!r}", applied, counts[p], steps[p])

@@ -10,7 +10,6 @@ import collections
 import dataclasses
 from typing import Any, NamedTuple
 
-from ddiloco_jax.learner.exchange import MAX_ADOPTIONS
 from ddiloco_jax.protocol import events
 from ddiloco_jax.protocol.events import ZERO, Counts, Position, Version
 from ddiloco_jax.protocol.rules import Rules
@@ -320,7 +319,7 @@ class Process:
   def _adopted(self, applied: events.Applied) -> None:
     p = applied.fragment
     mine = (*self.adoptions.get(p, ()), applied)
-    self.applied[p], self.adoptions[p] = applied, mine[-MAX_ADOPTIONS:]
+    self.applied[p], self.adoptions[p] = applied, mine[-events.MAX_ADOPTIONS :]
     self.say(applied)
 
   def _say_recovered(self) -> None:

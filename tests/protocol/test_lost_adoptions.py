@@ -1,5 +1,7 @@
 """What an adoption resets is booked, though its `applied` was lost on its way."""
 
+import dataclasses
+
 import pytest
 
 from ddiloco_jax.protocol import check, events, machine
@@ -131,3 +133,42 @@ def test_an_adoption_that_cannot_be_is_refused_in_a_hello_too(wrong, match):
 
   with pytest.raises(ValueError, match=match):
     check.check(hand.state, hello(FIRST, wrong))
+
+
+def test_a_hello_whose_base_is_not_its_last_adoption_is_refused():
+  # Read at two moments: taking both would book the steps between them twice.
+  hand = published()
+  event = hello(FIRST, adoption(1, 3, 3))
+  torn = dataclasses.replace(event, bases=(Version(1, 0),))
+
+  with pytest.raises(ValueError, match="base 0 of epoch 1 of fragment 0, and"):
+    check.check(hand.state, torn)
+
+
+def test_who_resumes_invents_no_adoptions_either():
+  hand = published()
+  hand.report("L0", steps=2)
+  event = hello(FIRST, adoption(1, 3, 10**6), nonce="fresh")
+
+  with pytest.raises(ValueError, match="1000000 steps since the adoption"):
+    check.check(hand.state, dataclasses.replace(event, resumes="L0-0"))
+
+
+def test_a_hello_has_a_few_adoptions_of_each_fragment():
+  hand = published()
+
+  with pytest.raises(ValueError, match="more than 4 adoptions of fragment 0"):
+    check.check(hand.state, hello(*[adoption(1, 3, 3)] * 5))
+
+
+def test_adoptions_after_one_that_nobody_names_any_more_are_taken():
+  hand = published(num=6)
+  hand.report("L0", steps=5)
+  told = [
+    Adoption(0, Version(1, n), 5 + n, Counts(1, 900)) for n in range(2, 6)
+  ]
+
+  assert come_back(hand, *told).reconnect
+
+  # Of the lost one nothing is known, and the first of these counts for its base.
+  assert hand.totals("L0").reported.steps == 5 + 3
