@@ -311,6 +311,8 @@ class World:
     self.now += 0.05 + (more & 7) / 20
     if not process.connected:
       self._join(process, takeover=bool(more & 8))
+      if process.is_over:
+        return
     self._exchange(process)
     process.boundary(self.settings.tokens[slot], more >> 4)
     self._exchange(process)
@@ -320,7 +322,7 @@ class World:
       self.capture(more)
 
   def _exchange(self, process: Process) -> None:
-    while process.down:
+    while process.down and process.connected:
       self._down(process)
     while process.up:
       self._up(process)
