@@ -9,6 +9,7 @@ import pytest
 
 from ddiloco_jax.launch.relay import Relay
 from ddiloco_jax.learner.client import Client
+from ddiloco_jax.learner.exchange import Exchange
 from ddiloco_jax.learner.link import Link
 from ddiloco_jax.protocol import events, status, tape
 from ddiloco_jax.protocol.events import ZERO, Counts
@@ -277,62 +278,100 @@ def has_given_up(path):
   return effects(path, events.GiveUp)
 
 
-def test_what_an_adoption_resets_is_booked_though_its_message_is_lost(tmp_path):
-  # Three steps, of which one is reported; then the link holds back an adoption,
-  # and is cut.
-  cfg = settings(quorum=1)
+@contextlib.contextmanager
+def linked(tmp_path, **wire):
+  """A run, a relay to it, and the link and client of "ada" through that relay."""
   with (
-    served_run(cfg, tmp_path / "run") as run,
+    served_run(settings(quorum=1, lease_s=60.0), tmp_path / "run") as run,
     contextlib.closing(Relay(run.address)) as proxy,
     contextlib.closing(
-      Client(proxy.address, options.WireConfig(), learner="ada")
+      Client(proxy.address, options.WireConfig(**wire), learner="ada")
     ) as client,
   ):
     link = Link(client, "ada")
     link.start()
-    for publication in link.published():
-      link.adopted(publication, 0, ZERO)
-    report(link, 1, [Counts(1, 100)] * 2)
-    wait_for(lambda: account_of(run, "ada").reported == Counts(1, 100))
-    bob = LoopLearner(run.address, "bob", paced(0.02, lr=LR))
-    with learners(bob):
-      wait_for(lambda: len(link._shared.ready) == 2)
-    proxy.hold()
-    for publication in link.published():
-      link.adopted(publication, 3, Counts(3, 300))
-    report(link, 4, [Counts(1, 100)] * 2)
-    proxy.cut()
-    proxy.release()
-
-    wait_for(lambda: account_of(run, "ada").reported == Counts(4, 400))
+    yield run, proxy, link, client
     link.leave("the test is over")
 
 
-def report(link, step, counts):
-  link.report(events.Reported(step=step, counts=tuple(counts)))
+@contextlib.contextmanager
+def lost_words(tmp_path):
+  """As `linked`; it adopted and took a step, and has news of every fragment.
+
+  What it says within is lost: nothing passes, and at the end the link is cut.
+  """
+  with linked(tmp_path) as (run, proxy, link, _):
+    for publication in link.published():
+      link.adopted(publication, 0, ZERO)
+    report(link, 1)
+    wait_for(lambda: account_of(run, "ada").reported == Counts(1, 100))
+    with learners(LoopLearner(run.address, "bob", paced(0.02, lr=LR))):
+      news = {}
+      wait_for(lambda: gather(link, news) == 2)
+    proxy.hold()
+    yield link, list(news.values())
+    proxy.cut()
+    proxy.release()
+    wait_for(lambda: account_of(run, "ada").reported == Counts(4, 400))
+    account = account_of(run, "ada")
+    assert account.discarded == (("overwritten_in_flight", Counts(3, 300)),)
+    assert account.pending == Counts(1, 100)
+
+
+def gather(link, news):
+  news |= {
+    publication.fragment: publication for publication in link.published()
+  }
+  return len(news)
+
+
+def report(link, step):
+  """Of one step since the last adoption."""
+  link.report(events.Reported(step=step, counts=(Counts(1, 100),) * 2))
 
 
 def account_of(run, name):
   return status.account_totals(run.syncer.state, name, 0)
 
 
+def test_what_an_adoption_resets_is_booked_though_its_message_is_lost(tmp_path):
+  # Three steps, of which one was reported.
+  with lost_words(tmp_path) as (link, news):
+    for publication in news:
+      link.adopted(publication, 3, Counts(3, 300))
+    report(link, 4)
+
+
+def test_a_hello_is_of_one_moment_of_the_loop(tmp_path, monkeypatch):
+  # The loop would adopt between what Hello says of bases and of adoptions.
+  whole = Exchange.all_adoptions
+  with lost_words(tmp_path) as (link, news):
+
+    def adopt():
+      for publication in news:
+        link.adopted(publication, 3, Counts(3, 300))
+      report(link, 4)
+
+    loop = threading.Thread(target=adopt)
+
+    def all_adoptions(self):
+      if not loop.ident:
+        loop.start()
+        loop.join(0.5)
+      return whole(self)
+
+    monkeypatch.setattr(Exchange, "all_adoptions", all_adoptions)
+  loop.join()
+
+
 def test_an_idle_learner_is_not_thrown_off_for_its_pings(tmp_path):
   # [T3] It pings dozens of times and calls nothing on its bulk connection; a
   # server that minds closes it after the third time.
-  cfg = settings(lease_s=60.0)
-  with (
-    served_run(cfg, tmp_path / "run") as run,
-    contextlib.closing(Relay(run.address)) as proxy,
-    contextlib.closing(
-      Client(proxy.address, options.WireConfig(keepalive_s=0.2), learner="ada")
-    ) as client,
-  ):
-    link = Link(client, "ada")
-    session = link.start().session
+  with linked(tmp_path, keepalive_s=0.2) as (_, proxy, link, client):
+    session = link.welcome.session
     before = proxy.num_connections
 
     time.sleep(6.0)
     client.fetch(session, 0, 0, False)
 
     assert proxy.num_connections == before == 2  # Control and bulk.
-    link.leave("the test is over")
