@@ -20,9 +20,9 @@ class Exchange:
     reads: The shards that the loop reads.
     reading: Which data to read, where that has changed and the loop has not
       taken it yet.
-    applied: Per fragment, the loop's last adoption.
-    adoptions: Per fragment, the last ones since the syncer admitted it, oldest
-      first.
+    bases: Per fragment, the version that the loop trains from.
+    adoptions: Per fragment, the loop's last ones since the syncer admitted it,
+      oldest first.
     reported: The loop's last report.
     recovered: Where it has its inner state from.
     copies, earlier: Of the last boundary and of the one before.
@@ -48,7 +48,7 @@ class Exchange:
     self.stamp = port.Stamp()
     self.reads: tuple[int, ...] = ()
     self.reading: port.Reading | None = None
-    self.applied: dict[int, events.Applied] = {}
+    self.bases: dict[int, events.Version] = {}
     self.adoptions: dict[int, tuple[events.Applied, ...]] = {}
     self.reported: events.Reported | None = None
     self.recovered: events.Recovered | None = None
@@ -70,7 +70,8 @@ class Exchange:
   def note_adoption(self, applied: events.Applied) -> None:
     p = applied.fragment
     mine = (*self.adoptions.get(p, ()), applied)
-    self.applied[p], self.adoptions[p] = applied, mine[-events.MAX_ADOPTIONS :]
+    self.bases[p] = applied.version
+    self.adoptions[p] = mine[-events.MAX_ADOPTIONS :]
 
   def all_adoptions(self) -> tuple[events.Applied, ...]:
     return tuple(a for mine in self.adoptions.values() for a in mine)
@@ -81,7 +82,7 @@ class Exchange:
 
   def has_all(self, num_fragments: int) -> bool:
     """Whether it has joined, and has every fragment to train from."""
-    have = {**self.ready, **self.applied}
+    have = self.ready.keys() | self.bases.keys()
     return self.welcome is not None and len(have) == num_fragments
 
   def is_anew(self) -> bool:

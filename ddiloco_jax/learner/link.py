@@ -77,10 +77,7 @@ class Link:
     shared.resumes, shared.reported = nonce, report
     shared.reads = tuple(shard for shard, _ in report.positions)
     for p, base in enumerate(bases):
-      shared.newest[p] = base
-      shared.applied[p] = events.Applied(
-        fragment=p, version=base, step=report.step
-      )
+      shared.newest[p] = shared.bases[p] = base
 
   def start(self) -> port.Welcomed:
     """Joins and fetches every fragment; `published` then has all of them.

@@ -89,8 +89,8 @@ class Stream:
     with shared.changed:  # All of one moment: the loop adopts and reports.
       if shared.left:
         return None
-      known = len(shared.applied) == num
-      bases = [shared.applied[p].version for p in range(num)] if known else []
+      known = len(shared.bases) == num
+      bases = [shared.bases[p] for p in range(num)] if known else []
       hello = port.Hello(
         learner=self._learner,
         nonce=shared.nonce,

@@ -177,6 +177,10 @@ class Applied(LearnerEvent):
   counts: Counts = ZERO
   exact: bool = False
 
+  @property
+  def adoption(self) -> Adoption:
+    return Adoption(self.fragment, self.version, self.step, self.counts)
+
 
 RECOVERY_SOURCES = ("peer", "relay", "checkpoint", "fresh", "snapshot")
 

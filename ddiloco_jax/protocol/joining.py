@@ -153,8 +153,8 @@ def _reconnect(turn: Turn, event: events.Joined, old: Learner) -> None:
   membership.wake_scan(turn, turn.now + turn.rules.lease_s)
   _welcome(turn, learner, reconnect=True)
   shards.tell(turn, learner, f"what {event.learner} reads")
+  # Once a run has finished, its books are closed.
   if not (turn.end is not None and turn.end.finished):
-    # The books are closed then.
     for adoption in membership.unknown_adoptions(learner, event.adoptions):
       membership.adopt(turn, turn.learners[learner.learner], *adoption)
     _restate_bases(turn, turn.learners[learner.learner], event.bases)

@@ -229,7 +229,7 @@ class Journal:
       self._fd = -1
 
   def _chain(self) -> list[tuple[Name, int | None]]:
-    """Files and how much of them counts, oldest first."""
+    """Files and how much of them counts, oldest first; notes their starts."""
     newest = self._newest()
     chain: list[tuple[Name, int | None]] = []
     limit: int | None = None

@@ -123,10 +123,7 @@ class Syncer:
       resumes=hello.resumes,
       reads=hello.reads,
       returned=hello.returned,
-      adoptions=tuple(
-        events.Adoption(a.fragment, a.version, a.step, a.counts)
-        for a in hello.adoptions
-      ),
+      adoptions=tuple(applied.adoption for applied in hello.adoptions),
     )
     self._check(event)
     for effect in self._feed(event, control):

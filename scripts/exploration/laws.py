@@ -110,13 +110,11 @@ class Laws:
   Attributes:
     reached: Counts the reasons of effects, over all schedules.
     num_unfit: Malicious words that the service's check refused.
-    num_booked: Learners of which every step was found in the books.
   """
 
   def __init__(self, reached: Reached | None = None):
     self.reached = reached
     self.num_unfit = 0
-    self.num_booked = 0
     self.num_events = 0
 
   def begin(self, state: State) -> None:
@@ -828,7 +826,6 @@ class Laws:
     """An honest learner's books have every step that it took."""
     if not self.is_trusted(name):
       return
-    self.num_booked += 1
     for p, steps in enumerate(trained):
       reported = status.account_totals(state, name, p).reported
       if reported.steps != steps:

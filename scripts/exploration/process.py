@@ -42,8 +42,8 @@ class Process:
     up, down: The control stream's messages that have not arrived.
     bases: What it trains from; None before its first adoption.
     copies: Per fragment, of a boundary.
-    applied, reported: Its last words, for a new stream.
-    adoptions: Per fragment, its last ones since it was admitted.
+    adoptions, reported: Its last words, for a new stream; adoptions are per
+      fragment, since it was admitted.
     wanted: Fragments to fetch -> whether exactly.
     fresh: Fetched and not yet taken by the loop.
     held: Taken, and not yet adopted.
@@ -84,7 +84,6 @@ class Process:
     self.admissions = 0
     self.batches: list[Batch] = []
     self.copies: dict[int, Copy] = {}
-    self.applied: dict[int, events.Applied] = {}
     self.adoptions: dict[int, tuple[events.Applied, ...]] = {}
     self.reported: events.Reported | None = None
     self.wanted: dict[int, bool] = {}
@@ -106,9 +105,8 @@ class Process:
   # --- the stream ---------------------------------------------------------------
 
   def hello(self, *, takeover: bool) -> events.Joined:
-    num = self.rules.num_fragments
-    known = len(self.applied) == num
-    bases = [self.applied[p].version for p in range(num)] if known else []
+    known = None not in self.bases
+    bases = [base for base in self.bases if base] if known else []
     return events.Joined(
       learner=self.name,
       nonce=self.nonce,
@@ -119,10 +117,7 @@ class Process:
       takes_shards=self.takes_shards,
       reads=self._reads() if known else (),
       returned=self._returned() if known else (),
-      adoptions=tuple(
-        events.Adoption(a.fragment, a.version, a.step, a.counts)
-        for a in self._all_adoptions()
-      ),
+      adoptions=tuple(a.adoption for a in self._all_adoptions()),
     )
 
   def _all_adoptions(self) -> tuple[events.Applied, ...]:
@@ -319,7 +314,7 @@ class Process:
   def _adopted(self, applied: events.Applied) -> None:
     p = applied.fragment
     mine = (*self.adoptions.get(p, ()), applied)
-    self.applied[p], self.adoptions[p] = applied, mine[-events.MAX_ADOPTIONS :]
+    self.adoptions[p] = mine[-events.MAX_ADOPTIONS :]
     self.say(applied)
 
   def _say_recovered(self) -> None:

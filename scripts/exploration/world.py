@@ -215,11 +215,14 @@ class World:
     for process in self.slots:
       name, end = process.name, self.state.end
       learner = self.state.learners.get(name)
-      mine = [other for other in self.processes if other.name == name]
-      is_whole = mine == [process] and process.admissions == 1
-      if not (learner and is_whole and process.connected):
+      others = [
+        m for m in self.processes if m.name == name and m is not process
+      ]
+      if others or process.admissions != 1 or process.up:
         continue
-      if process.up or learner.gone or not self._has_session(process):
+      if not (learner and process.connected and self._has_session(process)):
+        continue
+      if learner.gone:
         continue
       if end and len(learner.exact) < len(process.trained):
         continue

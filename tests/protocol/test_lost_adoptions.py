@@ -6,7 +6,6 @@ import pytest
 
 from ddiloco_jax.protocol import check, events, machine
 from ddiloco_jax.protocol.events import Adoption, Counts, Version
-from ddiloco_jax.protocol.rules import Rules
 from tests.protocol.by_hand import ONE, Hand, only
 
 FIRST = Adoption(0, Version(1, 0), 0, Counts())
@@ -16,13 +15,22 @@ def adoption(n: int, step: int, num_reset: int) -> Adoption:
   return Adoption(0, Version(1, n), step, Counts(num_reset, num_reset * 100))
 
 
-def published(rules: Rules = ONE, num: int = 1) -> Hand:
+def published(num: int = 1) -> Hand:
   """L0 is in a run whose newest version is `num`, and trains from 0."""
-  hand = Hand(rules)
+  hand = Hand()
   hand.join("L1")
   hand.join("L0")
   for _ in range(num):
     hand.cycle(["L1"])
+  return hand
+
+
+def adopted() -> Hand:
+  """L0 has said that it adopted version 1 after 3 steps, and took 2 more."""
+  hand = published()
+  hand.report("L0", steps=3)
+  hand.apply("L0")
+  hand.report("L0", steps=2)
   return hand
 
 
@@ -65,10 +73,7 @@ def test_each_of_two_lost_adoptions_is_booked():
 
 
 def test_an_adoption_that_arrived_is_not_booked_again():
-  hand = published()
-  hand.report("L0", steps=3)
-  hand.apply("L0")
-  hand.report("L0", steps=2)
+  hand = adopted()
 
   come_back(hand, FIRST, adoption(1, 3, 3))
   come_back(hand, FIRST, adoption(1, 3, 3))
@@ -78,10 +83,7 @@ def test_an_adoption_that_arrived_is_not_booked_again():
 
 
 def test_one_that_was_told_before_the_last_state_was_saved_is_not_booked_again():
-  hand = published()
-  hand.report("L0", steps=3)
-  hand.apply("L0")
-  hand.report("L0", steps=2)
+  hand = adopted()
   saved = machine.save(hand.state)
 
   restored = Hand(ONE, machine.restore(ONE, saved, epoch=2))
@@ -92,10 +94,7 @@ def test_one_that_was_told_before_the_last_state_was_saved_is_not_booked_again()
 
 def test_a_version_that_was_adopted_once_more_counts_anew():
   # The last publication is adopted whole, from the same version.
-  hand = published()
-  hand.report("L0", steps=3)
-  hand.apply("L0")
-  hand.report("L0", steps=2)
+  hand = adopted()
 
   come_back(hand, FIRST, adoption(1, 3, 3), adoption(1, 6, 3))
 
