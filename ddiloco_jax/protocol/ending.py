@@ -64,7 +64,7 @@ def end_cause(turn: Turn) -> tuple[str, str] | None:
     )
     if tokens >= rules.num_tokens:
       return "num_tokens", (
-        f"{tokens:.0f} tokens are merged and num_tokens is {rules.num_tokens}"
+        f"{int(tokens)} tokens are merged and num_tokens is {rules.num_tokens}"
       )
   return None
 

@@ -3,8 +3,10 @@
 import dataclasses
 
 from ddiloco_jax.protocol import events, ledger, machine
-from ddiloco_jax.protocol.ending import EXIT_QUORUM_TIMEOUT
+from ddiloco_jax.protocol.ending import EXIT_QUORUM_TIMEOUT, end_cause
+from ddiloco_jax.protocol.events import Counts
 from ddiloco_jax.protocol.rules import Rules
+from ddiloco_jax.protocol.turn import Turn
 from tests.protocol.by_hand import FOUR, ONE, Hand, only
 from tests.protocol.driver import Learner, Run
 
@@ -276,3 +278,14 @@ def test_a_restored_run_goes_on_unless_its_end_is_still_reached():
   assert longer.end is None
   assert longer.epoch == 2
   assert longer.t == 40
+
+
+def test_no_more_tokens_are_said_to_be_merged_than_are():
+  # A mean over the fragments: 3.5. With num_tokens=4 the run would go on.
+  state = machine.initial(Rules(num_fragments=2, cycle_steps=2, num_tokens=3))
+  counts = (Counts(1, 3), Counts(1, 4))
+  fragments = [f._replace(merged=c) for f, c in zip(state.fragments, counts)]
+
+  cause = end_cause(Turn(state._replace(fragments=tuple(fragments))))
+
+  assert cause == ("num_tokens", "3 tokens are merged and num_tokens is 3")
