@@ -115,7 +115,7 @@ def _adoptions(state: State, event: events.Joined) -> None:
       )
   old = state.learners.get(event.learner)
   if old is not None and old.nonce in (event.nonce, event.resumes):
-    possible.check_adoptions(old, event)
+    possible.check_adoptions(old, event, who)
 
 
 def _applied(state: State, event: events.Applied | events.Adoption) -> None:

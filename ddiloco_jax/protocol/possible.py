@@ -71,8 +71,8 @@ def check_applied(old: Learner, event: events.Applied) -> None:
   _check_reset(_who(event), event, old.counts[p], old.adopted_at[p])
 
 
-def check_adoptions(old: Learner, event: events.Joined) -> None:
-  """As `check_applied`, of those that a Hello is the first to name."""
+def check_adoptions(old: Learner, event: events.Joined, who: str) -> None:
+  """As `check_applied`, of those that a Hello, `who`, is the first to name."""
   counts, steps = list(old.counts), list(old.adopted_at)
   named = {a.fragment for a in event.adoptions if membership.is_known(old, a)}
   for p in range(len(counts)):
@@ -80,7 +80,7 @@ def check_adoptions(old: Learner, event: events.Joined) -> None:
       counts[p] = ZERO
   for applied in membership.unknown_adoptions(old, event.adoptions):
     p = applied.fragment
-    _check_reset(f"hello of {event.learner!r}", applied, counts[p], steps[p])
+    _check_reset(who, applied, counts[p], steps[p])
     counts[p], steps[p] = ZERO, applied.step
 
 

@@ -181,8 +181,13 @@ class Laws:
     return learner not in self._distrusted
 
   def cover(self, reply: events.Replied, batches: tuple[Batch, ...]) -> None:
-    """An honest process says that its reply covers these batches."""
-    self._covered[_key(reply)] = batches
+    """An honest process says that its reply covers these batches.
+
+    One that is asked again on a new stream may answer twice: the first counts.
+    """
+    key = _key(reply)
+    if self._answers.get(key) not in _TAKEN:
+      self._covered[key] = batches
 
   # --- after each event -----------------------------------------------------------
 
