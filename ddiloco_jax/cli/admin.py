@@ -46,7 +46,9 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
   parser = make_parser()
   flags = parser.parse_args(argv)
-  timeout_s = flags.timeout_s or (600.0 if flags.verb == "snapshot" else 10.0)
+  timeout_s = flags.timeout_s
+  if timeout_s is None:
+    timeout_s = 600.0 if flags.verb == "snapshot" else 10.0
   client = calling.connect(parser, flags, timeout_s)
   try:
     values, sentence = act(client, flags)

@@ -106,7 +106,6 @@ class RunConfig:
       "max_steps",
       "checkpoint_every_steps",
       "recover_s",
-      "standby_lease_s",
       "snapshot_every_merges",
       "stuck_s",
     ):
@@ -115,6 +114,9 @@ class RunConfig:
       _check(self, name, getattr(self, name) > 0, "above 0")
     a_day = 0 <= self.step_s <= 86_400
     _check(self, "step_s", a_day, "from 0 to 86400, a day")
+    lease_s = self.standby_lease_s
+    is_kept = lease_s == 0 or lease_s >= 0.1
+    _check(self, "standby_lease_s", is_kept, "0, or at least 0.1")
     factor = self.loss_spike_factor
     is_known = factor == 0 or factor > 1
     _check(self, "loss_spike_factor", is_known, "0, or above 1")

@@ -9,7 +9,7 @@ import sys
 from ddiloco_jax.launch import exits
 from ddiloco_jax.learner.client import Client
 from ddiloco_jax.wire import listening
-from ddiloco_jax.wire.options import WireConfig
+from ddiloco_jax.wire.options import MAX_S, WireConfig
 from ddiloco_jax.wire.status import ServiceError
 from ddiloco_jax.wire.tokens import ONLOOKER
 
@@ -42,6 +42,10 @@ def connect(
   parser: argparse.ArgumentParser, flags: argparse.Namespace, timeout_s: float
 ) -> Client:
   """A client of the syncer that flags name; ends the process if they cannot."""
+  if not 0.1 <= timeout_s <= MAX_S:
+    parser.error(
+      f"--timeout_s is {timeout_s:g}: it must be in 0.1..{MAX_S:.0f} s."
+    )
   try:
     listening.parse_address(flags.address)
     return Client(

@@ -48,6 +48,10 @@ class Chronicle:
     self._ended = False
     self._lives: dict[tuple[str, int], Life] = {}
     self._progress: dict[tuple[str, int], list[Progress]] = {}
+    # The steps of a process count on where it takes another's place, or goes on
+    # from a snapshot: where a life began, and the newest step told.
+    self._begun: dict[tuple[str, int], int] = {}
+    self._told: dict[str, int] = {}
     self._merges: list[Merge] = []
 
   def begin(self, start: machine.State) -> None:
@@ -62,6 +66,7 @@ class Chronicle:
       if life.incarnation < start.next_incarnation
     }
     self._lives = lives
+    self._begun = {k: v for k, v in self._begun.items() if k in lives}
     self._progress = {
       who: [p for p in self._progress.get(who, ()) if p.time_s <= start.now]
       for who in lives
@@ -142,12 +147,24 @@ class Chronicle:
         self._end(*who, "left")
       case events.Disconnected():
         self._end(*who, "lost")
+      case events.Applied() if who not in self._begun:
+        self._told[who[0]] = max(event.step, self._told.get(who[0], 0))
       case events.Reported():
         loss = dict(event.metrics).get("loss")
         finite = loss is not None and math.isfinite(loss)
         self._progress.setdefault(who, []).append(
-          Progress(event.time, event.step, loss if finite else None)
+          Progress(
+            event.time, self._step(who, event.step), loss if finite else None
+          )
         )
+
+  def _step(self, who: tuple[str, int], step: int) -> int:
+    """Steps of this life, of one that reports `step`."""
+    if who not in self._begun:
+      goes_on = 0 < self._told.get(who[0], 0) < step
+      self._begun[who] = step - 1 if goes_on else 0
+    self._told[who[0]] = step
+    return step - self._begun[who]
 
   def _end(self, learner: str, incarnation: int, how: str) -> None:
     life = self._lives.get((learner, incarnation))

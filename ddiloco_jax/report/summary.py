@@ -105,9 +105,10 @@ def _rows(s: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _loss(s: Mapping[str, Any]) -> str:
-  if s["loss_start"] is None or s["loss_end"] is None:
+  if s["loss_end"] is None:
     return "not evaluated"
-  text = f"{s['loss_start']:.4f} -> {s['loss_end']:.4f} nats per token"
+  start = "" if s["loss_start"] is None else f"{s['loss_start']:.4f} -> "
+  text = f"{start}{s['loss_end']:.4f} nats per token"
   if s["bigram_entropy"] is not None:
     text += f" (bigram entropy of that text: {s['bigram_entropy']:.4f})"
   return text

@@ -8,7 +8,7 @@ state is kept here, and whatever a donor says is told as its word.
 import dataclasses
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import grpc
 
@@ -28,6 +28,7 @@ from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError
 
 _MAX_RELAYS = 4  # At once; each holds a thread of the server.
+_TELL_S = 2.0  # In which an asker is told why; who reads nothing is cut off.
 
 
 class Relay:
@@ -61,6 +62,10 @@ class Relay:
       return notice
     return dataclasses.replace(notice, donor=notice.donor._replace(address=""))
 
+  def end(self, asker: str) -> None:
+    """Ends what a learner has asked for."""
+    self._slots.end(asker)
+
   def stream(
     self, request: pb.FetchStateRequest, donor: events.Donor, context
   ) -> Iterator[transfer.Part]:
@@ -70,7 +75,7 @@ class Relay:
       ServiceError: UNAVAILABLE, whatever is wrong with the donor;
         RESOURCE_EXHAUSTED where it, or the syncer, serves others.
     """
-    with self._slots.one(request.learner_id):
+    with self._slots.one(request.learner_id, context.cancel):
       try:
         yield from self._pass(request, donor, context)
       except ServiceError as error:
@@ -102,7 +107,7 @@ class Relay:
       if not context.add_callback(call.cancel):
         call.cancel()
       try:
-        with _Limit(call, self._patience_s) as limit:
+        with _Limit(call, context.cancel, self._patience_s) as limit:
           header = transfer.receive_header(call)
           asked.read_clock(header)
           chunks = transfer.receive_chunks(call, header.num_bytes)
@@ -125,12 +130,15 @@ class Relay:
 class _Limit:
   """Ends a call that takes longer; each byte that has come puts the end off.
 
+  Then also the asker's own call, if that takes nothing, not even the reason.
   What a header announces puts off nothing: the syncer cannot tell whether it
   is true.
   """
 
-  def __init__(self, call: grpc.Call, patience_s: float):
-    self._call = call
+  def __init__(
+    self, call: grpc.Call, end: Callable[[], object], patience_s: float
+  ):
+    self._call, self._end = call, end
     self._end_at = time.monotonic() + patience_s
     self._is_over = threading.Event()
 
@@ -153,3 +161,5 @@ class _Limit:
       if self._is_over.wait(left_s):
         return
     self._call.cancel()
+    if not self._is_over.wait(_TELL_S):
+      self._end()

@@ -33,6 +33,9 @@ from ddiloco_jax.wire.status import ServiceError, abort
 class Served(port.Synchronizer, Protocol):
   """What a service carries: a Synchronizer that is also operated."""
 
+  @property
+  def max_learners(self) -> int: ...
+
   def status(self) -> Status: ...
 
   def request_stop(self, reason: str) -> None: ...
@@ -72,6 +75,7 @@ class Service:
       "half of wire.max_calls",
       cfg.max_transfers_per_learner,
       "wire.max_transfers_per_learner",
+      synchronizer.max_learners,
     )
     self._watchers = limits.Slots(
       cfg.max_watchers, "WatchStatus streams", "wire.max_watchers"
@@ -106,7 +110,7 @@ class Service:
     with _faults(context):
       header = transfer.receive_header(parts)
       with (
-        self._transfers.one(header.learner_id),
+        self._transfers.one(header.learner_id, context.cancel),
         limits.moving(parts, self._cfg.progress_timeout_s) as moving,
       ):
         result = self._synchronizer.push(
@@ -118,15 +122,19 @@ class Service:
   def FetchFragment(
     self, request: pb.FetchRequest, context
   ) -> Iterator[transfer.Part]:
-    with _faults(context), self._transfers.one(request.learner_id):
+    one = self._transfers.one(request.learner_id, context.cancel)
+    with _faults(context), one:
       chunk_bytes = self._synchronizer.get_run().chunk_bytes
       header, data = self._synchronizer.fetch(*headers.fetch_from_pb(request))
-      yield from transfer.send(
+      parts = transfer.send(
         pb.FetchChunk,
         headers.fragment_header_to_pb(header),
         codec.chunks(data, chunk_bytes),
         header.crc32,
       )
+      patience_s = self._cfg.progress_timeout_s
+      with limits.taken(parts, patience_s, context.cancel) as taken:
+        yield from taken
 
   def RelayState(
     self, request: pb.FetchStateRequest, context
@@ -171,6 +179,8 @@ class Service:
       incarnation = self._synchronizer.evict(
         learner, f"by an admin: {_reason(request)}"
       )
+      self._transfers.end(learner)
+      self._relay.end(learner)
       return pb.EvictReply(incarnation=incarnation)
 
   def TakeSnapshot(

@@ -94,6 +94,10 @@ class Syncer:
     )
     self._timer.start()
 
+  @property
+  def max_learners(self) -> int:
+    return self._state.rules.max_learners
+
   # --- what learners call ------------------------------------------------------
 
   def get_run(self) -> port.RunSpec:

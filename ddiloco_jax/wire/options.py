@@ -10,6 +10,7 @@ FORMATS = ("float32", "bfloat16")  # Served; int8 and int4 have their place.
 MAX_MESSAGE_BYTES = 4 << 20  # gRPC's own default limit of a receiver.
 MAX_CHUNK_BYTES = 3 << 20  # Leaves room for whatever else is in a message.
 MAX_STREAMS = 128
+MAX_S = 1e6  # gRPC counts milliseconds in 32 bits.
 MAX_METADATA_BYTES = 8 << 10  # A token, and what gRPC and proxies add.
 
 Options = tuple[tuple[str, int], ...]
@@ -94,9 +95,10 @@ class WireConfig:
       "call_timeout_s",
       "progress_timeout_s",
     ):
-      if not getattr(self, name) >= 0.1:
+      if not 0.1 <= getattr(self, name) <= MAX_S:
         raise ValueError(
-          f"wire.{name} is {getattr(self, name)}; it must be at least 0.1 s."
+          f"wire.{name} is {getattr(self, name)}; it must be in 0.1.."
+          f"{MAX_S:.0f} s."
         )
     if self.bandwidth_bytes_per_s < 0:
       raise ValueError(

@@ -20,6 +20,8 @@ from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 class Standing:
   """A run that only stands, one t further at every call."""
 
+  max_learners = 4
+
   def __init__(self, end: int = 0):
     self.t = 0
     self.end = end

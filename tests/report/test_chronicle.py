@@ -135,6 +135,41 @@ def test_a_learner_that_reconnects_goes_on_with_its_life():
   assert (life.start_s, life.end_s, life.end) == (1, 9, "run")
 
 
+@pytest.mark.parametrize(
+  ("adopted_at", "steps", "taken"),
+  [
+    (0, (1, 2, 3), 3),  # A new process counts from 0,
+    (4, (6, 7), 2),  # one that goes on from a snapshot from there,
+    (0, (6, 7), 2),  # and one that started over from where it was.
+  ],
+)
+def test_the_steps_of_a_life_are_its_own(adopted_at, steps, taken):
+  state = machine.initial(Rules(num_fragments=1, cycle_steps=4))
+  notes = chronicle.Chronicle()
+  version = events.Version(1, 0)
+
+  def tell(kind, n, **fields):
+    nonlocal state
+    event = kind(time=n, learner="a", incarnation=n, **fields)
+    state, effects = machine.step(state, event)
+    notes.note(event, effects, state)
+
+  def live(n, adopted_at, steps):
+    nonlocal state
+    event = events.Joined(time=n, learner="a", nonce=str(n), takeover=True)
+    state, effects = machine.step(state, event)
+    notes.note(event, effects, state)
+    tell(events.Applied, n, fragment=0, version=version, step=adopted_at)
+    for step in steps:
+      tell(events.Reported, n, step=step, counts=(events.Counts(1, 1),))
+
+  live(1, 0, (1, 2, 3, 4, 5))
+  live(2, adopted_at, steps)
+
+  told = notes.history("r", state)
+  assert history.steps_by_learner(told) == {"a": 5 + taken}
+
+
 def test_one_that_says_goodbye_has_left():
   rules = Rules(num_fragments=1, cycle_steps=4)
   state, notes = machine.initial(rules), chronicle.Chronicle()

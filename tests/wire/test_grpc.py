@@ -81,6 +81,8 @@ class EchoControl:
 class Store:
   """Keeps what was pushed whole, and serves it again."""
 
+  max_learners = 4
+
   def __init__(self, run: port.RunSpec, epoch: int = 1):
     self.run = run
     self.epoch = epoch

@@ -3,12 +3,13 @@
 import threading
 
 import grpc
+import numpy as np
 import pytest
 
 from ddiloco_jax.learner.client import Client
 from ddiloco_jax.protocol import events
 from ddiloco_jax.syncer import limits
-from ddiloco_jax.wire import headers, options
+from ddiloco_jax.wire import headers, methods, options, port
 from ddiloco_jax.wire.pb import synchronizer_pb2 as pb
 from ddiloco_jax.wire.status import ServiceError
 from ddiloco_jax.wire.tokens import ONLOOKER
@@ -62,19 +63,54 @@ def test_slots_are_of_one_caller_and_of_all():
   with slots.one("ada"), slots.one("ada"):
     with (
       pytest.raises(
-        ServiceError, match=r"2 transfers of learner 'ada'.*wire.y"
+        ServiceError, match=r"2 transfers of learner 'ada' are open; 2.*wire.y"
       ),
       slots.one("ada"),
     ):
       pass
     with (
       slots.one("bob"),
-      pytest.raises(ServiceError, match=r"3 transfers are open.*wire.x"),
+      pytest.raises(ServiceError, match=r"3 transfers are open; 3.*wire.x"),
       slots.one("cyd"),
     ):
       pass
   with slots.one("ada"), slots.one("ada"):
     pass
+
+
+def test_whoever_has_nothing_open_is_kept_a_place():
+  slots = limits.Slots(4, "transfers", "wire.x", num_callers=3)
+
+  with slots.one("ada"), slots.one("ada"):
+    with (
+      pytest.raises(
+        ServiceError, match=r"2 transfers are open; 4.*wire.x.*2 of it for"
+      ),
+      slots.one("ada"),
+    ):
+      pass
+    with slots.one("bob"), slots.one("cyd"):
+      pass
+    with (
+      slots.one("bob"),
+      pytest.raises(ServiceError, match="1 of it for"),
+      slots.one("bob"),
+    ):
+      pass
+
+
+def test_all_that_one_caller_has_open_can_be_ended():
+  slots, ended = limits.Slots(4, "transfers", "wire.x"), []
+
+  with (
+    slots.one("ada", lambda: ended.append(1)),
+    slots.one("ada", lambda: ended.append(2)),
+    slots.one("bob", lambda: ended.append(3)),
+  ):
+    slots.end("ada")
+  slots.end("bob")
+
+  assert ended == [1, 2]
 
 
 def test_a_join_beyond_the_rate_is_told_to_come_again(serve):
@@ -141,6 +177,57 @@ def test_a_push_that_stands_still_is_given_up_and_leaves_no_trace(serve, chunk):
   assert "wire.progress_timeout_s" in caught.value.details()
   assert run.all_of(events.PushBroken)
   assert result.outcome == events.Outcome.ACCEPTED
+
+
+@pytest.mark.parametrize("way", ["nothing is read", "it is evicted"])
+def test_who_does_not_read_what_it_fetches_holds_no_place_for_long(way):
+  is_evicted = way == "it is evicted"
+  cfg = options.WireConfig(
+    max_transfers_per_learner=1,
+    progress_timeout_s=60.0 if is_evicted else 2.0,
+  )
+  sizes = {"a": 4_000_000, "b": 4}  # More than any buffer on the way.
+  theta = {path: np.zeros(n, np.float32) for path, n in sizes.items()}
+  run = Served(theta, RULES, cfg=cfg)
+  hello = port.Hello(
+    learner="ada", nonce="n", layout_digest=run.layout.digest()
+  )
+  control = run.sync.join(hello)
+  session = next(control.notices())[1].session
+  with grpc.insecure_channel(run.address) as channel:
+    request = headers.fetch_to_pb(session, 0, 0, False)
+    stalled = methods.make_call(channel, "FetchFragment")(request)
+    next(stalled)  # It is open; no more is read of it.
+    assert _refusal(run, session) == "RESOURCE_EXHAUSTED"
+    if is_evicted:
+      run.sync.evict("ada", "it reads nothing")
+      wait_for(lambda: _refusal(run, session) != "RESOURCE_EXHAUSTED", 5.0)
+    else:
+      wait_for(lambda: _refusal(run, session) is None, 10.0)
+
+    with pytest.raises(grpc.RpcError) as caught:
+      list(stalled)
+    assert caught.value.code() == grpc.StatusCode.CANCELLED
+  run.close()
+
+
+def _refusal(run: Served, session: port.Session) -> str | None:
+  try:
+    run.sync.fetch(session, 1, 0, False)
+  except ServiceError as error:
+    return error.code
+  return None
+
+
+def test_who_takes_a_fetch_slowly_is_let():
+  chunks = [bytes(300)] * 6  # 6 kB/s; 1 kB/s is enough.
+  ended = threading.Event()
+
+  with limits.taken(iter(chunks), 0.2, ended.set) as taken:
+    got = [(chunk, threading.Event().wait(0.05))[0] for chunk in taken]
+
+  assert got == chunks
+  assert not ended.is_set()
 
 
 def test_empty_chunks_without_end_are_no_progress():

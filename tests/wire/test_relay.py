@@ -25,6 +25,10 @@ OWN_TOKEN = "a-token-of-ada-alone-0123456789"
 class Caller:
   """What a relay asks of a call's context."""
 
+  def __init__(self):
+    self.cancelled = threading.Event()
+    self.cancel = self.cancelled.set
+
   def add_callback(self, callback):
     return True
 
@@ -189,3 +193,33 @@ def test_a_learner_has_one_relay_at_a_time():
       next(relay.stream(request, who, Caller()))
     first.close()
     next(relay.stream(request, who, Caller()))
+
+
+def test_an_asker_that_takes_nothing_is_cut_off_in_time():
+  relay = Relay(WireConfig(), tokens.Tokens(), patience_s=0.2)
+  asker, patient = Caller(), Caller()
+  parts = [header(18), data(9), data(9), trailer(18)]
+  with donor(lambda request, context: iter(parts)) as address:
+    who = events.Donor("bob", address)
+    stalled = relay.stream(pb.FetchStateRequest(learner_id="ada"), who, asker)
+    next(stalled)  # Its thread stands in the sending of this, as it were.
+    list(relay.stream(pb.FetchStateRequest(learner_id="eve"), who, patient))
+
+    assert asker.cancelled.wait(10.0)
+    stalled.close()
+
+  assert not patient.cancelled.is_set()
+
+
+def test_an_evicted_asker_is_cut_off_at_once():
+  relay = Relay(WireConfig(), tokens.Tokens())
+  asker = Caller()
+  parts = [header(9), data(9), trailer(9)]
+  with donor(lambda request, context: iter(parts)) as address:
+    request = pb.FetchStateRequest(learner_id="ada")
+    stream = relay.stream(request, events.Donor("bob", address), asker)
+    next(stream)
+    relay.end("ada")
+
+    assert asker.cancelled.is_set()
+    stream.close()
