@@ -9,6 +9,7 @@ syncer says.
 from ddiloco_jax.config.flag import (
   FLAG,
   default,
+  default_of,
   define_flag,
   load_file,
   overridden,
@@ -40,6 +41,7 @@ __all__ = (
   "check",
   "check_vocab",
   "default",
+  "default_of",
   "define_flag",
   "digest",
   "freeze",

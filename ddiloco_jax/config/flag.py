@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import typing
+from collections.abc import Callable
 from typing import Any
 
 from absl import flags
@@ -26,19 +27,28 @@ def default() -> Any:
   P is one setting with two names, `sync.num_fragments` and
   `fragments.num_fragments`: whoever sets one sets both.
   """
-  cfg: Any = ConfigDict(_editable(Config()))
+  cfg = default_of(Config()).unlock()
   cfg.fragments.num_fragments = cfg.sync.get_ref("num_fragments")
   return cfg.lock()
 
 
+def default_of(sections: Any) -> Any:
+  """Those of any dataclass whose fields are dataclasses, likewise."""
+  cfg: Any = ConfigDict(_editable(sections))
+  return cfg.lock()
+
+
 def define_flag(
-  flag_values: flags.FlagValues = flags.FLAGS, argv: list[str] | None = None
+  flag_values: flags.FlagValues = flags.FLAGS,
+  argv: list[str] | None = None,
+  sections: Any = Config,
 ) -> None:
   """Defines --config=FILE and its overrides, --config.SECTION.NAME=VALUE.
 
   Args:
     flag_values: Where; tests have their own.
     argv: The command line, if not sys.argv.
+    sections: The dataclass that has them.
   """
   config_flags.DEFINE_config_file(
     FLAG,
@@ -47,10 +57,13 @@ def define_flag(
     flag_values=flag_values,
     sys_argv=argv,
   )
-  flag_values[FLAG].parser = _FileParser(argv)
+  flag_values[FLAG].parser = _FileParser(argv, sections)
 
 
-def parsed(flag_values: flags.FlagValues = flags.FLAGS) -> Config:
+def parsed(
+  flag_values: flags.FlagValues = flags.FLAGS,
+  freeze: Callable[[Any], Any] = freeze,
+) -> Any:
   """The settings of the command line, frozen.
 
   Raises:
@@ -97,12 +110,12 @@ def load_file(path: str) -> Any:
 class _FileParser(flags.ArgumentParser):
   """Loads the file, and names what a misspelt override may have meant."""
 
-  def __init__(self, argv: list[str] | None):
-    self._argv = argv
+  def __init__(self, argv: list[str] | None, sections: Any):
+    self._argv, self._sections = argv, sections
 
   def parse(self, argument: str) -> ConfigDict:
     cfg = load_file(argument)
-    names = tuple(strict.names(Config))
+    names = tuple(strict.names(self._sections))
     for arg in sys.argv if self._argv is None else self._argv:
       match = re.match(rf"--?(?:no)?{FLAG}\.([^=]*)", arg)
       if match and match[1] not in names:
