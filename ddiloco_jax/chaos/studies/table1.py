@@ -22,7 +22,7 @@ PAPER: Mapping[str, tuple[int, ...]] = {
   "decoupled, M=8": (98, 96, 94, 88, 80),
   "decoupled, M=16": (99, 98, 96, 93, 86),
 }
-_ERROR = 0.003  # Of a cell's goodput, that sampling may leave: one deviation.
+_ERROR = 0.002  # Of a cell's goodput, that sampling may leave: one deviation.
 _COST_S = 25.0  # Roughly what an interruption costs, to know how many to draw.
 _LEAST = 100  # Interruptions of a cell.
 
