@@ -15,14 +15,14 @@ from ddiloco_jax.config import default_of
 def get_config():
   cfg = default_of(Scenario())
   cfg.run.study = "table1"
-  cfg.fleet.slice_chips = 400
+  cfg.fleet.slice_chips = 373
   cfg.fleet.detection_s = 5.0
-  cfg.fleet.downscale_s = 14.9
-  cfg.fleet.upscale_s = 14.6
-  cfg.fleet.upscale_every_s = 350.0
+  cfg.fleet.downscale_s = 14.5
+  cfg.fleet.upscale_s = 14.9
+  cfg.fleet.upscale_every_s = 367.0
   cfg.repair.law = "constant"
-  cfg.repair.mean_s = 60.7
-  cfg.learners.step_s = 3.9
+  cfg.repair.mean_s = 60.4
+  cfg.learners.step_s = 4.1
   cfg.learners.step_spread = 0.0
   cfg.sync.lease_s = 120.0
   # Goodput does not depend on how often fragments are exchanged.

@@ -24,6 +24,12 @@ class Simulation:
   Args:
     cfg: See Scenario.
     record: Called with every event of the machine, its effects and the state.
+
+  Attributes:
+    state: Of the machine.
+    now: Virtual time, seconds.
+    num_turns: Of the heap.
+    tally: What it came to so far.
   """
 
   def __init__(
@@ -44,7 +50,7 @@ class Simulation:
     self._order = itertools.count()
     self._tick_at = math.inf
     self._merged_at = 0.0
-    self.now = 0.0
+    self.now, self.num_turns = 0.0, 0
     self.tally = tally.Tally(cfg.run.duration_s, num)
     self._react = {
       events.Welcome: self._welcomed,
@@ -65,12 +71,11 @@ class Simulation:
       self._at(0.0, self._feed, hello)
       self._at(0.0, self._keep_alive, n)
     heap, end_s = self._heap, self._cfg.run.duration_s
-    for turn in itertools.count(1):
+    while heap[0][0] < end_s:
       self.now, _, do, what = heapq.heappop(heap)
-      if self.now >= end_s:
-        break
       do(what)
-      if not turn % 10_000:
+      self.num_turns += 1
+      if not self.num_turns % 10_000:
         look(self.now)
     self.now = end_s
 
