@@ -5,7 +5,7 @@ Command:  python -m ddiloco_jax.cli.simulate --config=configs/sim/table1.py
 Hardware: one CPU core.
 
 The paper does not say what an interruption costs. The costs and the step time
-below are a fit to half of its cells, found by scripts/fit_table1.py.
+below are a fit to half of its cells: scripts/fit_table1.py, docs/simulator.md.
 """
 
 from ddiloco_jax.chaos.scenario import Scenario
