@@ -90,7 +90,7 @@ def main() -> int:
     "share": flags.share,
   }
   if flags.json:
-    print(json.dumps(figures))
+    print(json.dumps(figures, allow_nan=False))
   else:
     for name, value in figures.items():
       print(f"{name:<16} {value:.6g}")

@@ -156,6 +156,9 @@ def relayed(cfg, address):
     def add_callback(self, callback):
       return True
 
+    def cancel(self):
+      return True
+
   relay = Relay(cfg, tokens.Tokens())
   return list(relay.stream(REQUEST, events.Donor("ada", address), Caller()))
 
